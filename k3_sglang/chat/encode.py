@@ -1,0 +1,219 @@
+"""Conversations to K3 prompts: segments, then token ids."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from k3_sglang.chat.arguments import argument_text, load_arguments, type_name
+from k3_sglang.chat.canonical import canonical_json
+from k3_sglang.chat.errors import ChatRequestError
+from k3_sglang.chat.tokenizer import K3Tokenizer
+from k3_sglang.chat.toolresults import NamedResult, name_results
+from k3_sglang.chat.types import Channel, ChatRequest, Content, ImagePart, Message, Segment, ToolCall
+
+_OPEN = Segment("<|open|>", True)
+_CLOSE = Segment("<|close|>", True)
+_SEP = Segment("<|sep|>", True)
+_END = Segment("<|end_of_msg|>", True)
+
+_TOOLS = "# Tools\nHere are the available tools, described in JSONSchema.\n\n```json\n{}\n```"
+_NEW_TOOLS = (
+    "## New Tools Available\nThe system dynamically extends the toolset via lazy-loading.\n"
+    "You have access to all existing and extended tools.\nHere are the specs for the extended tools.\n\n"
+    "```json\n{}\n```"
+)
+_EFFORT = (
+    "`thinking_effort` guides on how much to think in your thinking channel (not including the response channel),"
+    " supported values include `low`, `medium`, `high`, and `max`.\n"
+    "Now the system is invoked with `thinking_effort={}`."
+)
+_TOOL_CHOICE = {
+    "required": "The system is invoked with `tool_choice=required`.\nYou MUST call tools in the next message.",
+    "none": "The system is invoked with `tool_choice=none`.\nYou MUST NOT call any tools in the next message.",
+}
+_RESPONSE_FORMAT = (
+    "The system is invoked with `response_format={}`.\nYour response must be raw JSON data without markdown code"
+    " blocks (```json) or any additional formatting."
+)
+_RESPONSE_SCHEMA = "\nThe JSON data must match the following schema:\n```json\n{}\n```"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids of a prompt and the channel that its generation prompt leaves open."""
+
+    ids: tuple[int, ...]
+    start: Channel
+
+
+def encode(request: ChatRequest, tokenizer: K3Tokenizer) -> Prompt:
+    """Token ids of a request's prompt; the request is not changed.
+
+    Raises ChatRequestError as `render` does, and when recorded ids lack their `<|end_of_msg|>`.
+    """
+    end = tokenizer.special.end_of_msg
+    for index, message in enumerate(request.messages):
+        recorded = message.recorded_ids
+        if recorded is not None and (not recorded or recorded[-1] != end):
+            raise ChatRequestError(
+                f"messages[{index}].recorded_ids",
+                "recorded_ids_not_finished",
+                f"recorded ids end with {recorded[-1:]}, not with <|end_of_msg|> ({end}); "
+                "give finished turns only and let unfinished ones be rendered from their text",
+            )
+    return Prompt(tuple(tokenizer.encode_segments(render(request))), request.start)
+
+
+def render(request: ChatRequest) -> list[Segment]:
+    """Segments of a request's prompt, in order.
+
+    Raises ChatRequestError for arguments that are not a JSON object, tool results no tool can be named for,
+    and images of unknown size.
+    """
+    segments: list[Segment] = []
+    if request.tools:
+        segments += _system("tool-declare", _TOOLS.format(canonical_json(list(request.tools))))
+    if request.thinking and request.effort is not None:
+        segments += _system("thinking-effort", _EFFORT.format(request.effort))
+    for index, message, result in name_results(request.messages):
+        segments += _message(index, message, result, request.thinking)
+    segments += _one_shot(request)
+    if request.add_generation_prompt:
+        segments += _open("message", role="assistant")
+        segments += _open(request.start)
+    return segments
+
+
+def _one_shot(request: ChatRequest) -> Iterator[Segment]:
+    """Instructions for the next turn only; they come after the history, which stays cacheable."""
+    if isinstance(request.tool_choice, str) and request.tool_choice in _TOOL_CHOICE:
+        yield from _system("tool-choice", _TOOL_CHOICE[request.tool_choice])
+    wanted = request.response_format
+    if wanted is not None:
+        text = _RESPONSE_FORMAT.format(wanted.kind)
+        if wanted.kind == "json_schema":
+            text += _RESPONSE_SCHEMA.format(canonical_json(wanted.schema))
+        yield from _system("response-format", text)
+
+
+def _message(index: int, message: Message, result: NamedResult | None, thinking: bool) -> Iterator[Segment]:
+    param = f"messages[{index}]"
+    if message.role == "assistant":
+        yield from _assistant(param, message, thinking)
+        return
+    if message.role == "system" and message.tools:
+        yield from _system("tool-declare", _NEW_TOOLS.format(canonical_json(list(message.tools))))
+        return
+    if result is not None:
+        yield from _open("message", role="tool", tool=result.tool, index=str(result.position))
+    elif message.name is not None:
+        yield from _open("message", role=message.role, name=message.name)
+    else:
+        yield from _open("message", role=message.role)
+    yield from _content(param, message.content)
+    yield from _end_message()
+
+
+def _assistant(param: str, message: Message, thinking: bool) -> Iterator[Segment]:
+    if message.name is not None:
+        yield from _open("message", role="assistant", name=message.name)
+    else:
+        yield from _open("message", role="assistant")
+    if message.recorded_ids is not None and (thinking or message.recorded_start == "response"):
+        yield from _open(message.recorded_start)
+        yield Segment("", False, message.recorded_ids)
+        return
+    if thinking:
+        yield from _open("think")
+        if message.reasoning and not message.reasoning.isspace():
+            yield Segment(message.reasoning)
+        yield from _close("think")
+    yield from _open("response")
+    yield from _content(param, message.content)
+    yield from _close("response")
+    if message.tool_calls:
+        yield from _open("tools")
+        for position, call in enumerate(message.tool_calls):
+            yield from _call(f"{param}.tool_calls[{position}]", call, position + 1)
+        yield from _close("tools")
+    yield from _end_message()
+
+
+def _call(param: str, call: ToolCall, index: int) -> Iterator[Segment]:
+    yield from _open("call", tool=call.name, index=str(index))
+    try:
+        short = len(call.arguments) <= _SHORT_ARGUMENTS
+        yield from _short_arguments(call.arguments) if short else _arguments(call.arguments)
+    except ChatRequestError as error:
+        raise ChatRequestError(f"{param}.function.arguments", error.code, error.message) from None
+    yield from _close("call")
+
+
+# Rendered arguments are remembered only up to this many characters of JSON, to bound the memory.
+_SHORT_ARGUMENTS = 2048
+
+
+def _arguments(arguments: str) -> list[Segment]:
+    values = load_arguments(arguments)
+    if values is None:
+        return [*_open("json", type="object"), Segment(arguments), *_close("json")]
+    segments: list[Segment] = []
+    for key, value in values.items():
+        segments += _open("argument", key=key, type=type_name(value))
+        if text := argument_text(value):
+            segments.append(Segment(text))
+        segments += _close("argument")
+    return segments
+
+
+@lru_cache(maxsize=8192)
+def _short_arguments(arguments: str) -> tuple[Segment, ...]:
+    return tuple(_arguments(arguments))
+
+
+def _content(param: str, content: Content) -> Iterator[Segment]:
+    if content is None:
+        return
+    if isinstance(content, str):
+        if content:
+            yield Segment(content)
+        return
+    for position, part in enumerate(content):
+        if isinstance(part, ImagePart):
+            yield _image(f"{param}.content[{position}]", part)
+        elif part.text:
+            yield Segment(part.text)
+
+
+def _image(param: str, part: ImagePart) -> Segment:
+    if part.size is None:
+        raise ChatRequestError(
+            param, "image_count_mismatch", "the image's size is not known; give width and height of every image"
+        )
+    width, height = part.size
+    text = f"<|media_begin|>image {width}x{height}<|media_content|><|media_pad|><|media_end|>"
+    return Segment(text, True)
+
+
+def _system(kind: str, text: str) -> list[Segment]:
+    return [*_open("message", role="system", type=kind), Segment(text), *_end_message()]
+
+
+@lru_cache(maxsize=4096)
+def _open(tag: str, **attributes: str) -> tuple[Segment, ...]:
+    pieces: list[Segment] = [_OPEN, Segment(tag)]
+    for key, value in attributes.items():
+        pieces += (Segment(f" {key}"), Segment('="'))
+        if value:
+            pieces.append(Segment(value.replace("&", "&amp;").replace('"', "&quot;")))
+        pieces.append(Segment('"'))
+    return (*pieces, _SEP)
+
+
+@lru_cache(maxsize=16)
+def _close(tag: str) -> tuple[Segment, ...]:
+    return (_CLOSE, Segment(tag), _SEP)
+
+
+def _end_message() -> Sequence[Segment]:
+    return (*_close("message"), _END)

@@ -1,0 +1,190 @@
+"""Messages of a request: roles, contents, reasoning, calls and results."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from k3_sglang.chat.arguments import load_arguments
+from k3_sglang.chat.canonical import spaced_json
+from k3_sglang.chat.errors import ChatRequestError
+from k3_sglang.chat.json_types import is_list, is_object
+from k3_sglang.chat.request_fields import optional_text, refuse, required_object, shown, wrong_type
+from k3_sglang.chat.request_tools import parse_tools
+from k3_sglang.chat.types import Content, ContentPart, ImagePart, JSONObject, Message, Role, TextPart, ToolCall
+
+_ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_KNOWN_KEYS = frozenset(
+    ("role", "content", "reasoning_content", "reasoning", "tool_calls", "tool_call_id", "name", "tool", "tools")
+)
+# A hint some clients attach everywhere; it changes nothing about the prompt.
+_HINT_KEYS = frozenset(("cache_control",))
+_UNSUPPORTED_ASSISTANT_KEYS = ("function_call", "prefix", "partial")
+
+
+class MessageParser:
+    """Parses messages in order; holds what runs across them (image sizes)."""
+
+    def __init__(self, image_sizes: Any, *, strict: bool) -> None:
+        self._strict = strict
+        self._sizes: Iterator[Any] = iter(image_sizes or ())
+
+    def parse(self, value: Any, index: int) -> Message | None:
+        """One message; None for an entry the reference skips (never when strict)."""
+        param = f"messages[{index}]"
+        if not is_object(value):
+            return wrong_type(param, value, "a message object") if self._strict else None
+        role = self._role(value, param)
+        if role is None:
+            return None
+        if self._strict:
+            _check_keys(value, role, param)
+        tools = self._tools(value, role, param)
+        content = self._content(value.get("content"), f"{param}.content")
+        if tools and self._strict and content:
+            refuse(
+                f"{param}.content",
+                "content_beside_tools",
+                f"got {shown(value['content'])}; a system message that declares tools has no content, "
+                "send the text in a message of its own",
+            )
+        assistant = role == "assistant"
+        return Message(
+            role=role,
+            content=content,
+            reasoning=_reasoning(value, param) if assistant else None,
+            tool_calls=_tool_calls(value.get("tool_calls"), f"{param}.tool_calls") if assistant else (),
+            tool_call_id=optional_text(value, "tool_call_id", param) if role == "tool" else None,
+            name=optional_text(value, "name", param) or (optional_text(value, "tool", param) or None),
+            tools=tools or None,
+        )
+
+    def finish(self) -> None:
+        """Refuse image sizes that no image used."""
+        left = sum(1 for _ in self._sizes)
+        if left:
+            refuse("image_sizes", "image_count_mismatch", f"{left} image sizes are left over; give one per image part")
+
+    def _role(self, value: Mapping[str, Any], param: str) -> Role | None:
+        name = value.get("role")
+        if isinstance(name, str):
+            if name in _ROLES:
+                return _ROLES[name]
+            if name == "developer" and self._strict:
+                return "system"
+        if self._strict:
+            refuse(
+                f"{param}.role",
+                "unknown_role",
+                f"got {shown(name)}; allowed are system, developer, user, assistant and tool",
+            )
+        return None
+
+    def _tools(self, value: Mapping[str, Any], role: Role, param: str) -> tuple[JSONObject, ...]:
+        declared = value.get("tools")
+        if declared is not None and role != "system":
+            if self._strict:
+                refuse(f"{param}.tools", "tools_on_wrong_role", f"a {role} message cannot declare tools; system can")
+            return ()
+        return parse_tools(declared, f"{param}.tools", strict=self._strict)
+
+    def _content(self, value: Any, param: str) -> Content:
+        if value is None or isinstance(value, str):
+            return value
+        if not is_list(value):
+            wrong_type(param, value, "a string, a list of parts or null")
+        return tuple(self._part(part, f"{param}[{position}]") for position, part in enumerate(value))
+
+    def _part(self, part: Any, param: str) -> ContentPart:
+        if isinstance(part, str) and not self._strict:
+            return TextPart(part)
+        part = required_object(part, param)
+        kind = part.get("type")
+        if kind in ("image", "image_url"):
+            return self._image(part, param)
+        text = part.get("text")
+        if not isinstance(text, str) or (self._strict and kind != "text"):
+            refuse(
+                param,
+                "content_part_without_text",
+                f'got a part of type {shown(kind)}; allowed are {{"type": "text", "text": "..."}} and images',
+            )
+        return TextPart(text)
+
+    def _image(self, part: Mapping[str, Any], param: str) -> ImagePart:
+        source = part.get(str(part["type"]))
+        if is_object(source):
+            source = source.get("url")
+        if not isinstance(source, str):
+            wrong_type(param, source, "an image given as a string or an object with `url`")
+        size = next(self._sizes, None)
+        if size is None:
+            refuse(param, "image_count_mismatch", "no size is known for this image; give one size per image part")
+        if not is_list(size) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
+            wrong_type("image_sizes", size, "[width, height] in pixels")
+        return ImagePart(source, (size[0], size[1]))
+
+
+def _check_keys(value: Mapping[str, Any], role: Role, param: str) -> None:
+    """Assistant messages echo server output and may carry anything beside what would change the turn."""
+    if role == "assistant":
+        for key in _UNSUPPORTED_ASSISTANT_KEYS:
+            if value.get(key):
+                refuse(f"{param}.{key}", "unsupported_field", f"got {shown(value[key])}; remove this field")
+        return
+    for key, item in value.items():
+        if item is not None and key not in _KNOWN_KEYS and key not in _HINT_KEYS:
+            refuse(f"{param}.{key}", "unknown_field", f"a {role} message has no field {shown(key)}; remove it")
+
+
+def _reasoning(value: Mapping[str, Any], param: str) -> str | None:
+    """`reasoning_content`, or `reasoning` (the other dialect) when that is empty."""
+    first = optional_text(value, "reasoning_content", param)
+    second = optional_text(value, "reasoning", param)
+    return first or second
+
+
+def _tool_calls(value: Any, param: str) -> tuple[ToolCall, ...]:
+    if value is None:
+        return ()
+    if not is_list(value):
+        wrong_type(param, value, "a list of tool calls or null")
+    return tuple(_tool_call(call, f"{param}[{position}]") for position, call in enumerate(value))
+
+
+def _tool_call(call: Any, param: str) -> ToolCall:
+    call = required_object(call, param)
+    kind = call.get("type", "function")
+    if kind not in ("function", None):
+        refuse(f"{param}.type", "unsupported_tool_type", f'got {shown(kind)}; only "function" calls exist')
+    nested = call.get("function")
+    function = call if nested is None else required_object(nested, f"{param}.function")
+    field = param if nested is None else f"{param}.function"
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        wrong_type(f"{field}.name", name, "the tool's name")
+    return ToolCall(
+        id=optional_text(call, "id", param) or "",
+        name=name,
+        arguments=_arguments_text(function.get("arguments"), f"{field}.arguments"),
+    )
+
+
+def _arguments_text(value: Any, param: str) -> str:
+    """Arguments as JSON text; an object is written out, null is empty."""
+    if value is None:
+        return ""
+    if is_object(value):
+        try:
+            return spaced_json(value)
+        except (ValueError, RecursionError):
+            refuse(param, "invalid_json", "arguments are nested too deeply; flatten them")
+    if not isinstance(value, str):
+        refuse(
+            param,
+            "tool_arguments_wrong_type",
+            f"got {shown(value)}; arguments are a JSON object as text, or the object itself",
+        )
+    try:
+        load_arguments(value)
+    except ChatRequestError as error:
+        raise ChatRequestError(param, error.code, error.message) from None
+    return value
