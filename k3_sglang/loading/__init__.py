@@ -1,0 +1,1 @@
+"""From a release checkpoint to filled parameters."""

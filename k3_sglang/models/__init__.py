@@ -1,0 +1,1 @@
+"""Model entry classes; SGLang scans this package, so it holds entry modules and nothing else."""

@@ -1,0 +1,48 @@
+"""Command line of the tiny model: ``python -m k3_sglang.tiny build DIR``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from k3_sglang.config import K3Config
+from k3_sglang.costs import total_parameters
+from k3_sglang.tiny import build
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m k3_sglang.tiny",
+        description="A Kimi K3 of a few million parameters with random weights, in the release's checkpoint layout.",
+        epilog="The launcher builds it by itself for `--model tiny`; build one here to look at it or for another seed.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    command = commands.add_parser("build", help="write the checkpoint to a directory")
+    command.description = "Write config, weights (3 shards), index, vocabulary and tokenizer files. Text only."
+    command.add_argument("directory", type=Path, metavar="DIR", help="created when missing; must be empty")
+    command.add_argument("--seed", type=int, default=0, help="one seed always gives the same bytes (default: 0)")
+    command.add_argument("--force", action="store_true", help="overwrite a checkpoint that is already in DIR")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code (2: the directory cannot be used)."""
+    options = _parser().parse_args(arguments)
+    try:
+        directory = build(options.directory, options.seed, force=options.force)
+    except OSError as error:
+        print(f"k3_sglang.tiny: {error}", file=sys.stderr)
+        return 2
+    text = K3Config.from_dir(directory).text
+    size = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
+    print(
+        f"{directory}: {text.num_layers} layers, {total_parameters(text) / 1e6:.2f} M parameters, "
+        f"{size / 1e6:.1f} MB, seed {options.seed}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
