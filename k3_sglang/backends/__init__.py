@@ -1,0 +1,1 @@
+"""Attention backends that bind K3's kernels to SGLang's pools."""

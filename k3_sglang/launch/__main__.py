@@ -1,0 +1,84 @@
+"""``python -m k3_sglang.launch``: serve Kimi K3 with one command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from k3_sglang.launch import command, console, preflight, report
+from k3_sglang.launch.processes import adopt_orphans
+from k3_sglang.launch.readiness import EngineFacts
+from k3_sglang.launch.resolve import Resolved, resolve
+from k3_sglang.launch.settings import SettingsError, parse
+from k3_sglang.launch.supervisor import Program, Servers, Supervisor
+
+EXIT_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, resolve, check, serve. Returns the exit code: 0 stopped on request, 1 a server failed, 2 bad settings."""
+    try:
+        request = parse(sys.argv[1:] if arguments is None else arguments)
+        resolved = resolve(request.settings)
+        engine = command.engine_command(resolved)
+        environment = command.engine_environment(resolved, os.environ)
+        if request.dry_run:
+            print(report.command_lines(engine, environment))
+            return 0
+        if found := preflight.problems(resolved):
+            for problem in found:
+                print(f"launch: error: {problem}", file=sys.stderr)
+            return EXIT_USAGE
+        with (
+            console.opened(request.settings.log_dir, ("engine", "gateway")) as output,
+            tempfile.TemporaryDirectory(prefix="k3-sglang-") as folder,
+        ):
+            output.table(report.plan_rows(resolved))
+            return serve(resolved, Path(folder), output)
+    except SettingsError as error:
+        print(f"launch: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def serve(resolved: Resolved, folder: Path, output: console.Console) -> int:
+    """Run both servers; ``folder`` holds the gateway's settings and the announcements while they run."""
+    settings_file = folder / "gateway.json"
+    settings_file.write_text(json.dumps(command.gateway_settings(resolved), indent=2), encoding="utf-8")
+    announce_dir = folder / "announcements"
+    announce_dir.mkdir()
+    engine_environment = {**os.environ, **command.engine_environment(resolved, os.environ)}
+    adopt_orphans()
+    servers = Servers(
+        engine=Program(
+            "engine",
+            command.engine_command(resolved),
+            command.with_announcements(engine_environment, announce_dir),
+            f"{resolved.engine_url}/health",
+        ),
+        gateway=Program(
+            "gateway", command.gateway_command(resolved, settings_file), os.environ, f"{resolved.gateway_url}/health"
+        ),
+        engine_url=resolved.engine_url,
+        announce_dir=announce_dir,
+        own_model=resolved.own_model,
+        device=resolved.device,
+        start_timeout_s=resolved.settings.start_timeout_s,
+        stop_grace_s=resolved.settings.stop_grace_s,
+    )
+
+    def on_ready(facts: EngineFacts, seconds: float) -> None:
+        output.table(report.running_rows(resolved, facts))
+        output.ready(
+            f"{resolved.gateway_url}/v1 model={resolved.served_name} device={resolved.device} in {seconds:.1f} s"
+        )
+
+    return asyncio.run(Supervisor(servers, output).run(on_ready))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

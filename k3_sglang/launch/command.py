@@ -1,0 +1,190 @@
+"""Stage 4: the exact programs to run, as data: SGLang's flags with a reason each, environments, gateway settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k3_sglang.announce import DIRECTORY_VARIABLE
+from k3_sglang.launch.resolve import LOOPBACK, Resolved
+from k3_sglang.launch.settings import SettingsError
+
+FORBIDDEN_FLAGS = {
+    "trust-remote-code": "no code from a checkpoint directory is executed",
+    "radix-eviction-policy": "the state cache evicts by its own policy",
+}
+"""Flags the ``engine`` mapping may not carry, with the reason."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One SGLang argument; ``value`` None is a bare flag."""
+
+    name: str
+    value: str | None
+    reason: str
+
+
+def engine_flags(resolved: Resolved) -> list[Flag]:
+    """SGLang's arguments, ours first, then those of the ``engine`` mapping.
+
+    Raises:
+        SettingsError: the mapping repeats one of ours, or asks for a forbidden one.
+    """
+    ours = _common_flags(resolved) + _pool_flags(resolved) + _cache_flags(resolved)
+    if resolved.device == "cpu":
+        ours += _cpu_flags()
+    taken = {flag.name for flag in ours}
+    further = [_further_flag(name, value, taken) for name, value in resolved.settings.engine.items()]
+    return ours + further
+
+
+def _common_flags(resolved: Resolved) -> list[Flag]:
+    settings = resolved.settings
+    return [
+        Flag("model-path", str(resolved.model_dir), "the checkpoint"),
+        Flag(
+            "served-model-name",
+            resolved.served_name,
+            "the same name in the engine's logs and the gateway's answers",
+        ),
+        Flag("host", LOOPBACK, "only the gateway talks to the engine"),
+        Flag("port", str(resolved.engine_port), "chosen by the launcher, told to the gateway"),
+        Flag("device", resolved.device, "decided once, here"),
+        Flag("tp-size", str(settings.tp), "tensor-parallel ranks"),
+        Flag("dtype", settings.dtype, "type of weights and activations"),
+        Flag("context-length", str(resolved.context_len), "requests beyond it are refused, not truncated"),
+        Flag("log-level", settings.log_level, "same as the gateway's"),
+        Flag(
+            "log-level-http",
+            "warning",
+            "the gateway logs requests; the engine's access log would repeat them",
+        ),
+        Flag("stream-interval", "1", "every token is sent on at once"),
+        Flag(
+            "incremental-streaming-output",
+            None,
+            "chunks carry new ids only; cumulative ones grow quadratically",
+        ),
+        Flag("grammar-backend", "xgrammar", "tool calls and response formats are structural tags"),
+    ]
+
+
+def _pool_flags(resolved: Resolved) -> list[Flag]:
+    sizes = [
+        ("max-running-requests", resolved.max_running_requests, "requests decoded together"),
+        ("max-total-tokens", resolved.kv_tokens, "KV pool in tokens"),
+        ("max-mamba-cache-size", resolved.state_slots, "recurrent-state pool in slots"),
+        ("page-size", resolved.page_size, "tokens per KV page"),
+        ("chunked-prefill-size", resolved.chunked_prefill_tokens, "most tokens in one prefill step"),
+    ]
+    return [Flag(name, str(value), reason) for name, value, reason in sizes if value is not None]
+
+
+def _cache_flags(resolved: Resolved) -> list[Flag]:
+    return [
+        Flag(
+            "mamba-radix-cache-strategy",
+            "extra_buffer",
+            "auto may fall back to no_buffer, which keeps states only at request ends",
+        ),
+    ]
+
+
+def _cpu_flags() -> list[Flag]:
+    return [
+        Flag("attention-backend", "k3_cpu", "the plugin's; SGLang would take torch_native, which recomputes prefixes"),
+        Flag("linear-attn-backend", "triton", "the name under which the plugin's KDA backend takes over"),
+        Flag("disable-overlap-schedule", None, "overlap hides CPU work behind a GPU; here both are the CPU"),
+        Flag("cuda-graph-backend-decode", "disabled", "there is no CUDA"),
+        Flag("cuda-graph-backend-prefill", "disabled", "there is no CUDA"),
+    ]
+
+
+def _further_flag(name: str, value: bool | int | float | str, taken: set[str]) -> Flag:
+    if name in FORBIDDEN_FLAGS:
+        raise SettingsError(f"engine.{name} is refused: {FORBIDDEN_FLAGS[name]}")
+    if name.startswith("-") or "_" in name:
+        wanted = name.lstrip("-").replace("_", "-")
+        raise SettingsError(f"engine.{name}: write SGLang's long flag without leading dashes, {wanted!r}")
+    if name in taken:
+        raise SettingsError(f"engine.{name}: the launcher sets --{name} itself; use its own setting instead")
+    if value is False:
+        raise SettingsError(f"engine.{name} is false; SGLang's switches cannot be given as off: leave the key out")
+    return Flag(name, None if value is True else str(value), "engine mapping of the configuration")
+
+
+def engine_command(resolved: Resolved) -> list[str]:
+    """The engine's command line."""
+    command = [sys.executable, "-m", "sglang.launch_server"]
+    for flag in engine_flags(resolved):
+        command += [f"--{flag.name}"] if flag.value is None else [f"--{flag.name}", flag.value]
+    return command
+
+
+def engine_environment(resolved: Resolved, base: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the engine that differ from ``base`` or must be there.
+
+    Raises:
+        SettingsError: more CPU ranks than cores.
+    """
+    added = {
+        "K3_SGLANG_MODEL_IMPL": resolved.settings.model_impl,
+        # The checkpoint is a local folder: a lookup on a hub can only hang or fetch something else.
+        "HF_HUB_OFFLINE": "1",
+        # Programs installed beside this Python (ninja, for kernels compiled at first use) are found first.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
+    }
+    if resolved.own_model:
+        # SGLang then registers our classes itself and skips importing its own two hundred models.
+        added["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "k3_sglang.models"
+    if resolved.device == "cpu":
+        added["CUDA_VISIBLE_DEVICES"] = ""  # else the plugin would leave the platform to a GPU that is there
+        # A dozen warnings that this or that kernel wants a GPU; PYTHONWARNINGS in the user's shell wins.
+        added["PYTHONWARNINGS"] = base.get("PYTHONWARNINGS", "ignore::UserWarning")
+        if resolved.settings.tp > 1:
+            added["SGLANG_CPU_OMP_THREADS_BIND"] = bind_cores(resolved.settings.tp)
+    return added
+
+
+def bind_cores(ranks: int) -> str:
+    """Cores per rank, ``0,1|2,3``: without it SGLang allows one rank per NUMA node only.
+
+    Raises:
+        SettingsError: more ranks than usable cores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // ranks
+    if share == 0:
+        raise SettingsError(f"tp is {ranks} on device cpu, but only {len(cores)} core(s) are usable; lower tp")
+    return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
+
+
+def with_announcements(environment: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """The engine's environment plus the folder its processes announce themselves in."""
+    return {**environment, DIRECTORY_VARIABLE: str(directory)}
+
+
+def gateway_settings(resolved: Resolved) -> dict[str, Any]:
+    """Contents of the gateway's settings file."""
+    return {
+        "model": resolved.served_name,
+        "tokenizer_dir": str(resolved.model_dir),
+        "engine_url": resolved.engine_url,
+        "host": resolved.settings.host,
+        "port": resolved.gateway_port,
+        "context_len": resolved.context_len,
+        "constrained_by_default": resolved.constrain,
+        "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
+        "shutdown_grace_s": resolved.settings.stop_grace_s,
+    }
+
+
+def gateway_command(resolved: Resolved, settings_file: Path) -> list[str]:
+    """The gateway's command line."""
+    options = ["--settings", str(settings_file), "--log-level", resolved.settings.log_level]
+    return [sys.executable, "-m", "agent_runtime.gateway", *options]

@@ -1,0 +1,66 @@
+"""What the launcher prints: tables and the ready line on stdout, progress, server logs and errors on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
+
+from k3_sglang.launch.settings import SettingsError
+
+Row = tuple[str, str]
+
+
+class Console:
+    """Writes for people; server output is prefixed with the server's name and copied to a file when asked."""
+
+    def __init__(self, log_files: dict[str, TextIO]) -> None:
+        self._log_files = log_files
+
+    def table(self, rows: Sequence[Row]) -> None:
+        """Name and value per line, aligned."""
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            print(f"  {name:<{width}}  {value}")
+        sys.stdout.flush()
+
+    def ready(self, text: str) -> None:
+        """The one line that starts with ``ready``; programs wait for it."""
+        print(f"ready {text}", flush=True)
+
+    def progress(self, text: str) -> None:
+        """What is going on."""
+        print(f"launch: {text}", file=sys.stderr, flush=True)
+
+    def error(self, text: str) -> None:
+        """Why it ends."""
+        print(f"launch: error: {text}", file=sys.stderr, flush=True)
+
+    def server_line(self, server: str, line: str) -> None:
+        """One line of a server's output."""
+        print(f"{server:<7} | {line}", file=sys.stderr, flush=True)
+        if file := self._log_files.get(server):
+            print(line, file=file, flush=True)
+
+
+@contextlib.contextmanager
+def opened(log_dir: str | None, servers: Sequence[str]) -> Generator[Console]:
+    """A console whose log files are open.
+
+    Raises:
+        SettingsError: the log folder cannot be written.
+    """
+    with ExitStack() as stack:
+        files: dict[str, TextIO] = {}
+        if log_dir is not None:
+            try:
+                Path(log_dir).expanduser().mkdir(parents=True, exist_ok=True)
+                for server in servers:
+                    path = Path(log_dir).expanduser() / f"{server}.log"
+                    files[server] = stack.enter_context(path.open("a", encoding="utf-8"))
+            except OSError as error:
+                raise SettingsError(f"log_dir is {log_dir!r}: {error.strerror}; name a folder you may write") from error
+        yield Console(files)

@@ -1,0 +1,111 @@
+"""Stage 3: what can be known to fail before anything is started; every finding is one line with its remedy.
+
+SGLang skips a broken plugin with a log line, so the plugin is looked at here: installed at all, from this package, and
+each entry point names something that exists. That it also runs is announced later from inside the engine.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import k3_sglang
+from k3_sglang.compat import SGLANG_VERSION
+from k3_sglang.launch.resolve import LOOPBACK, Resolved, bind_once
+
+ENTRY_POINTS = {"sglang.srt.plugins": "k3_sglang", "sglang.srt.platforms": "k3_sglang_cpu"}
+"""Entry point group and the name this package registers there."""
+
+REINSTALL = "install this package again (`pip install -e .` in the clone, or `make venv`)"
+
+
+def problems(resolved: Resolved) -> list[str]:
+    """Everything that would make this launch fail; empty when it may start."""
+    return [
+        *check_sglang(),
+        *check_entry_points(importlib.metadata.entry_points),
+        *check_environment(os.environ, resolved.device),
+        *check_port("port", resolved.settings.host, resolved.gateway_port),
+        *check_port("engine_port", LOOPBACK, resolved.engine_port),
+    ]
+
+
+def check_sglang() -> list[str]:
+    """SGLang is installed and is the version the plugin was checked on."""
+    remedy = f"run `pip install sglang=={SGLANG_VERSION}` with Python 3.11"
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return [f"sglang is not installed; {remedy}"]
+    if version != SGLANG_VERSION:
+        return [f"sglang is {version}; this plugin works with {SGLANG_VERSION} only: {remedy}"]
+    return []
+
+
+def check_entry_points(find: Callable[..., Iterable[importlib.metadata.EntryPoint]]) -> list[str]:
+    """Both entry points are registered and resolve to this very copy of the package.
+
+    Args:
+        find: ``importlib.metadata.entry_points``, or one that answers ``group=`` and ``name=`` like it.
+    """
+    found: list[str] = []
+    for group, name in ENTRY_POINTS.items():
+        ours = list(find(group=group, name=name))
+        if not ours:
+            found.append(f"entry point {name!r} of group {group!r} is not installed; {REINSTALL}")
+        found.extend(problem for entry in ours for problem in check_target(entry.value))
+    return found
+
+
+def check_target(value: str) -> list[str]:
+    """``module:function`` exists inside this package (looked up without importing torch)."""
+    module, _, function = value.partition(":")
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:
+        spec = None
+    if spec is None or spec.origin is None:
+        return [f"entry point {value!r} names a module that does not exist; {REINSTALL}"]
+    source = Path(spec.origin).resolve()
+    package = Path(str(k3_sglang.__file__)).resolve().parent
+    if not source.is_relative_to(package):
+        return [f"entry point {value!r} resolves to {source}, outside the running package {package}; {REINSTALL}"]
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    if not any(isinstance(node, ast.FunctionDef) and node.name == function for node in tree.body):
+        return [f"entry point {value!r}: {source} defines no function {function!r}; {REINSTALL}"]
+    return []
+
+
+def check_environment(environment: Mapping[str, str], device: str) -> list[str]:
+    """No SGLang variable keeps our plugin or our CPU platform from being used."""
+    found: list[str] = []
+    allowed = _names(environment.get("SGLANG_PLUGINS", ""))
+    missing = sorted(set(ENTRY_POINTS.values()) - allowed)
+    if allowed and missing:
+        found.append(
+            f"SGLANG_PLUGINS is {environment['SGLANG_PLUGINS']!r} and leaves out {missing}; add them or unset it"
+        )
+    platform = environment.get("SGLANG_PLATFORM", "")
+    if platform and (device != "cpu" or platform != ENTRY_POINTS["sglang.srt.platforms"]):
+        found.append(f"SGLANG_PLATFORM is {platform!r}, which excludes this plugin on device {device}; unset it")
+    if device == "cpu" and environment.get("SGLANG_USE_CPU_ENGINE", "0") == "1":
+        found.append("SGLANG_USE_CPU_ENGINE is 1: that engine needs a CPU build of sgl-kernel; unset it")
+    return found
+
+
+def check_port(setting: str, host: str, port: int) -> list[str]:
+    """The port can be bound now."""
+    try:
+        bind_once(host, port)
+    except OSError as error:
+        return [f"{setting} {port} on {host} cannot be used ({error.strerror}); choose another, or 0 for a free one"]
+    return []
+
+
+def _names(value: str) -> set[str]:
+    parts: Iterable[str] = (part.strip() for part in value.split(","))
+    return {part for part in parts if part}

@@ -1,0 +1,82 @@
+"""What was resolved, as rows for a table: first what is asked for, then what the running engine really has."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from k3_sglang.costs import total_parameters
+from k3_sglang.launch.console import Row
+from k3_sglang.launch.readiness import EngineFacts
+from k3_sglang.launch.resolve import Resolved
+
+KIB = 1024
+DECIDED_BY_ENGINE = "decided by the engine"
+
+
+def plan_rows(resolved: Resolved) -> list[Row]:
+    """What will be started."""
+    text = resolved.config.text
+    kinds = f"{len(text.kda_layers)} KDA + {len(text.mla_layers)} MLA layers"
+    return [
+        ("model", f"{resolved.served_name} ({kinds}, {count(total_parameters(text))} parameters)"),
+        ("checkpoint", str(resolved.model_dir)),
+        ("device", f"{resolved.device}, {resolved.settings.tp} rank(s)"),
+        ("context", f"{resolved.context_len} tokens"),
+        ("running requests", number_or_engine(resolved.max_running_requests)),
+        (
+            "turn grammar",
+            "always (untrained weights)" if resolved.constrain else "only where a request needs it",
+        ),
+    ]
+
+
+def running_rows(resolved: Resolved, facts: EngineFacts) -> list[Row]:
+    """What runs."""
+    pools = facts.pools
+    kv = f"{pools.get('kv_tokens')} tokens in pages of {pools.get('page_size')}{size(pools, 'kv_bytes')}"
+    states = f"{pools.get('state_slots')} slots{size(pools, 'state_bytes_per_slot', ' each')}"
+    model = facts.model
+    return [
+        ("model class", f"{model.get('model_class')} ({model.get('dtype')} on {model.get('device')})"),
+        ("attention", str(model.get("attention_backend"))),
+        ("KV pool", kv),
+        ("state pool", states),
+        ("cache strategy", str(facts.server.get("mamba_radix_cache_strategy"))),
+        ("engine", resolved.engine_url),
+        ("gateway", f"{resolved.gateway_url}/v1"),
+    ]
+
+
+def command_lines(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """A command a shell understands, one flag a line."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+    text = " ".join([*words, *map(shlex.quote, command)])
+    return text.replace(" --", " \\\n  --")
+
+
+def number_or_engine(value: int | None) -> str:
+    """A number, or who decides it."""
+    return DECIDED_BY_ENGINE if value is None else str(value)
+
+
+def count(value: int) -> str:
+    """A parameter count for people: 5.2M, 2779.5B."""
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if value >= unit:
+            return f"{value / unit:.1f}{name}"
+    return str(value)
+
+
+def size(values: Mapping[str, Any], key: str, suffix: str = "") -> str:
+    """A byte count in binary units, or nothing when it was not announced."""
+    amount = values.get(key)
+    if not isinstance(amount, int):
+        return ""
+    scaled, unit = float(amount), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if scaled < KIB:
+            break
+        scaled, unit = scaled / KIB, larger
+    return f" ({scaled:.1f} {unit}{suffix})"

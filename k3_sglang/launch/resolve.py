@@ -1,0 +1,186 @@
+"""Stage 2: what the settings mean on this machine: model directory and limits, device, ports, pool sizes."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from k3_sglang.config import ConfigError, K3Config
+from k3_sglang.launch.settings import LaunchSettings, SettingsError
+
+LOOPBACK = "127.0.0.1"
+
+CPU_MAX_RUNNING_REQUESTS = 8
+CPU_KV_TOKENS = 65_536
+"""Without a number SGLang sizes both pools from free memory and spends half a minute zeroing them."""
+CPU_STATE_SLOTS = 128
+CPU_CHUNKED_PREFILL_TOKENS = 2_048
+CPU_PAGE_SIZE = 1
+"""Page size 1 matches prefixes to the exact token."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A launch with nothing left open; None means SGLang decides (only on a GPU)."""
+
+    settings: LaunchSettings
+    model_dir: Path
+    config: K3Config
+    served_name: str
+    untrained: bool
+    device: str
+    """``cpu`` or ``cuda``."""
+    engine_port: int
+    gateway_port: int
+    context_len: int
+    """Most tokens of prompt and output together."""
+    max_running_requests: int | None
+    kv_tokens: int | None
+    state_slots: int | None
+    page_size: int | None
+    chunked_prefill_tokens: int | None
+    constrain: bool
+    """Whether the gateway decodes every request under a turn grammar."""
+
+    @property
+    def own_model(self) -> bool:
+        """Whether the engine has to run our model class."""
+        return self.settings.model_impl == "plugin" or (self.settings.model_impl == "auto" and self.device == "cpu")
+
+    @property
+    def engine_url(self) -> str:
+        """Where the gateway finds the engine."""
+        return f"http://{LOOPBACK}:{self.engine_port}"
+
+    @property
+    def gateway_url(self) -> str:
+        """Where a client on this machine finds the gateway."""
+        host = LOOPBACK if self.settings.host in ("0.0.0.0", "::") else self.settings.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.gateway_port}"
+
+
+def resolve(settings: LaunchSettings) -> Resolved:
+    """Decide everything the settings leave open.
+
+    Raises:
+        SettingsError: no such model, a context longer than the model's, a device this machine lacks.
+    """
+    device = resolve_device(settings.device, settings.tp)
+    if settings.model_impl == "sglang" and device == "cpu":
+        raise SettingsError("model_impl is 'sglang', whose K3 needs a GPU; on device cpu use 'auto' or 'plugin'")
+    model_dir = resolve_model(settings.model)
+    try:
+        config = K3Config.from_dir(model_dir)
+    except ConfigError as error:
+        raise SettingsError(f"model {settings.model!r} cannot be served: {error}") from error
+    untrained = settings.model == "tiny"
+    cpu = device == "cpu"
+    return Resolved(
+        settings=settings,
+        model_dir=model_dir,
+        config=config,
+        served_name=settings.served_name or (settings.model if untrained else model_dir.name),
+        untrained=untrained,
+        device=device,
+        engine_port=settings.engine_port or free_port(LOOPBACK),
+        gateway_port=settings.port or free_port(settings.host),
+        context_len=resolve_context_len(settings.context_len, config.text.max_position_embeddings),
+        max_running_requests=settings.max_running_requests or (CPU_MAX_RUNNING_REQUESTS if cpu else None),
+        kv_tokens=settings.kv_tokens or (CPU_KV_TOKENS if cpu else None),
+        state_slots=settings.state_slots or (CPU_STATE_SLOTS if cpu else None),
+        page_size=settings.page_size or (CPU_PAGE_SIZE if cpu else None),
+        chunked_prefill_tokens=settings.chunked_prefill_tokens or (CPU_CHUNKED_PREFILL_TOKENS if cpu else None),
+        constrain=untrained if settings.constrain == "auto" else settings.constrain == "on",
+    )
+
+
+def resolve_model(model: str) -> Path:
+    """Directory of the checkpoint; the name ``tiny`` builds ours when it is not there yet.
+
+    Raises:
+        SettingsError: the directory does not exist, or the tiny model cannot be written.
+    """
+    if model == "tiny":
+        from k3_sglang import tiny  # building imports torch; nothing else here needs it
+
+        try:
+            return tiny.ensure()
+        except (ImportError, OSError) as error:
+            raise SettingsError(f"model is 'tiny', but it cannot be built: {error}; see docs/launch.md") from error
+    directory = Path(model).expanduser()
+    if not directory.is_dir():
+        raise SettingsError(
+            f"model is {model!r}: no such directory; give the folder that holds config.json and the safetensors "
+            "files of a K3 checkpoint, or `tiny`"
+        )
+    return directory.resolve()
+
+
+def resolve_context_len(asked: int | None, model_max: int) -> int:
+    """Context length to serve.
+
+    Raises:
+        SettingsError: longer than the model's.
+    """
+    if asked is not None and asked > model_max:
+        raise SettingsError(f"context_len is {asked}; this model's maximum is {model_max}: ask for at most that")
+    return asked or model_max
+
+
+def resolve_device(asked: str, ranks: int) -> str:
+    """``cpu`` or ``cuda``.
+
+    Raises:
+        SettingsError: cuda without enough usable GPUs.
+    """
+    gpus = cuda_devices()
+    if asked == "cpu" or (asked == "auto" and gpus == 0):
+        return "cpu"
+    if gpus < ranks:
+        raise SettingsError(
+            f"device is {asked!r} with tp {ranks}, but the CUDA driver shows {gpus} usable GPU(s); "
+            "lower tp, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
+        )
+    return "cuda"
+
+
+def cuda_devices() -> int:
+    """Number of GPUs the CUDA driver shows this process (``CUDA_VISIBLE_DEVICES`` included); 0 without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def free_port(host: str) -> int:
+    """A TCP port nobody listens on.
+
+    Raises:
+        SettingsError: the host is not an address of this machine.
+    """
+    try:
+        return bind_once(host, 0)
+    except OSError as error:
+        raise SettingsError(
+            f"host is {host!r}: {error.strerror}; use 127.0.0.1, 0.0.0.0 or an address of this machine"
+        ) from error
+
+
+def bind_once(host: str, port: int) -> int:
+    """Bind and release a TCP port; returns its number.
+
+    Raises:
+        OSError: the port is taken, or the host is not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: a port whose old connections are still winding down is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,112 @@
+"""Entry point of group ``sglang.srt.plugins``: the only writer to SGLang's registries.
+
+SGLang calls :func:`register` once in every engine process (launcher, tokenizer, scheduler, detokenizer), before
+arguments are parsed. SGLang logs and skips a plugin that raises, so each process also announces itself and the
+launcher refuses to report ready when an announcement is missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from k3_sglang import compat
+from k3_sglang.announce import announce
+from k3_sglang.config import ARCHITECTURE
+from k3_sglang.platform_cpu import ATTENTION_BACKEND, accelerator_present
+
+MODEL_IMPL_ENV = "K3_SGLANG_MODEL_IMPL"
+"""``auto`` (ours without an accelerator, upstream's with one), ``plugin`` (ours) or ``sglang`` (upstream's)."""
+
+MODELS_PACKAGE = "k3_sglang.models"
+
+EXTERNAL_PACKAGE_ENV = "SGLANG_EXTERNAL_MODEL_PACKAGE"
+"""When it names our package, SGLang has registered our classes itself and skips importing its own (faster start)."""
+
+TEXT_ARCHITECTURE_UPSTREAM = "KimiK3LinearForCausalLM"
+"""Upstream's name for the text-only model; its own list of architectures with recurrent state forgets it."""
+
+
+def uses_own_model() -> bool:
+    """Whether this process serves our model class.
+
+    Raises:
+        ValueError: the environment variable has a value other than the three allowed.
+    """
+    choice = os.environ.get(MODEL_IMPL_ENV, "auto")
+    if choice not in ("auto", "plugin", "sglang"):
+        raise ValueError(f"{MODEL_IMPL_ENV} is {choice!r}; allowed: auto, plugin, sglang")
+    return choice == "plugin" or (choice == "auto" and not accelerator_present())
+
+
+def register() -> None:
+    """Register model, backends, tokenizer and announcements with SGLang."""
+    _register_tokenizer()
+    _register_text_architecture()
+    _register_announcements()
+    if uses_own_model():
+        if os.environ.get(EXTERNAL_PACKAGE_ENV) != MODELS_PACKAGE:
+            compat.ModelRegistry.register(MODELS_PACKAGE, overwrite=True, strict=True)
+        compat.HookRegistry.register(
+            compat.HOOK_TARGETS["get_quantization_config"], _own_model_unpacks_itself, compat.HookType.AROUND
+        )
+    if not accelerator_present():
+        _register_cpu_backends()
+    announce("plugin", own_model=uses_own_model(), architecture=ARCHITECTURE)
+
+
+def _register_tokenizer() -> None:
+    from k3_sglang.engine_tokenizer import get_tokenizer_hook
+
+    compat.HookRegistry.register(compat.HOOK_TARGETS["get_tokenizer"], get_tokenizer_hook, compat.HookType.AROUND)
+
+
+def _register_text_architecture() -> None:
+    compat.register_linear_attn_model(
+        compat.LinearAttnModelSpec(
+            config_class=compat.KimiLinearConfig,
+            backend_class_name="k3_sglang.backends.kda_cpu.KDACpuBackend",
+            arch_names=[TEXT_ARCHITECTURE_UPSTREAM],
+            uses_mamba_radix_cache=True,
+            support_mamba_cache=True,
+            support_mamba_cache_extra_buffer=True,
+        )
+    )
+
+
+def _register_announcements() -> None:
+    compat.HookRegistry.register(compat.HOOK_TARGETS["runner_ready"], _announce_runner, compat.HookType.AFTER)
+
+
+def _announce_runner(result: Any, runner: Any) -> None:
+    """Tell the launcher, from inside the scheduler, what really runs: model class and both memory pools."""
+    from k3_sglang.runner_facts import model_facts, pool_facts
+
+    announce("model", **model_facts(runner))
+    announce("pools", **pool_facts(runner))
+
+
+def _own_model_unpacks_itself(original: Callable[..., Any], model_config: Any, *args: Any, **kwargs: Any) -> Any:
+    """No upstream quantization for K3 checkpoints: our model class reads packed experts itself."""
+    if model_config.hf_config.architectures[0] in (ARCHITECTURE, TEXT_ARCHITECTURE_UPSTREAM):
+        return None
+    return original(model_config, *args, **kwargs)
+
+
+def _register_cpu_backends() -> None:
+    from k3_sglang.backends.host_memory import keep_host_memory_pageable
+    from k3_sglang.backends.kda_cpu import KDACpuBackend
+    from k3_sglang.backends.mla_cpu import MLACpuBackend
+
+    keep_host_memory_pageable()
+    compat.HookRegistry.register(compat.HOOK_TARGETS["KDAAttnBackend"], KDACpuBackend, compat.HookType.REPLACE)
+    compat.HookRegistry.register(
+        compat.HOOK_TARGETS["cuda_host_register"], _leave_unregistered, compat.HookType.REPLACE
+    )
+    compat.add_attention_backend_choices([ATTENTION_BACKEND])
+    compat.register_attention_backend(ATTENTION_BACKEND)(MLACpuBackend)
+
+
+def _leave_unregistered(buffer: Any, registration_granularity_bytes: int | None = None) -> None:
+    """Host pools need no CUDA registration when there is no CUDA."""

@@ -1,0 +1,180 @@
+"""A real engine and gateway for tests: started by the launcher on free ports, stopped with all their processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+START_TIMEOUT_S = 400
+STOP_TIMEOUT_S = 40
+
+
+@dataclass
+class Stack:
+    """A running launcher and the addresses of its two servers."""
+
+    process: subprocess.Popen[str]
+    engine_port: int
+    gateway_port: int
+    output: list[str] = field(default_factory=list)
+    pump: threading.Thread | None = None
+    """Reads the launcher's output; ends after the last process that could write to it."""
+
+    @property
+    def engine_url(self) -> str:
+        """SGLang's own HTTP server."""
+        return f"http://127.0.0.1:{self.engine_port}"
+
+    @property
+    def gateway_url(self) -> str:
+        """The public server."""
+        return f"http://127.0.0.1:{self.gateway_port}"
+
+
+def start(arguments: Sequence[str], engine_port: int, gateway_port: int) -> Stack:
+    """Start the launcher and return when it has said ready.
+
+    Raises:
+        AssertionError: it ended or stayed silent; the message holds its output.
+    """
+    command = [sys.executable, "-m", "k3_sglang.launch", *arguments]
+    command += ["--port", str(gateway_port), "--engine-port", str(engine_port)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, bufsize=1
+    )
+    stack = Stack(process, engine_port, gateway_port)
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def pump() -> None:
+        assert process.stdout is not None
+        with process.stdout as output:  # ends, and is closed, when the last process that holds the pipe has ended
+            for line in output:
+                stack.output.append(line.rstrip())
+                lines.put(line)
+        lines.put(None)
+
+    stack.pump = threading.Thread(target=pump, daemon=True)
+    stack.pump.start()
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            stop(stack)
+            raise AssertionError("the launcher never said ready:\n" + "\n".join(stack.output[-60:])) from None
+        if line is None:
+            raise AssertionError("the launcher ended before ready:\n" + "\n".join(stack.output[-60:]))
+        if line.startswith("ready"):
+            return stack
+
+
+def stop(stack: Stack) -> int:
+    """Interrupt the launcher as Ctrl-C does and wait; kills the whole group if that does not help. Returns its code."""
+    with contextlib.suppress(ProcessLookupError):
+        stack.process.send_signal(signal.SIGINT)
+    try:
+        code = stack.process.wait(STOP_TIMEOUT_S)
+        if stack.pump is not None:
+            stack.pump.join(STOP_TIMEOUT_S)
+            assert not stack.pump.is_alive(), "a process of the stack outlived the launcher and holds its output open"
+        return code
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(stack.process.pid, signal.SIGKILL)
+        stack.process.wait(STOP_TIMEOUT_S)
+        raise AssertionError("the launcher did not stop on SIGINT:\n" + "\n".join(stack.output[-40:])) from None
+
+
+@contextlib.contextmanager
+def running(arguments: Sequence[str], engine_port: int, gateway_port: int) -> Iterator[Stack]:
+    """A started stack that is always stopped."""
+    stack = start(arguments, engine_port, gateway_port)
+    try:
+        yield stack
+    finally:
+        if stack.process.poll() is None:
+            stop(stack)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """One answer of the engine."""
+
+    ids: tuple[int, ...]
+    cached_tokens: int
+    prompt_tokens: int
+    finish: str
+
+
+class Engine:
+    """The few calls tests make to SGLang's HTTP server."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx.Client(base_url=url, timeout=120, trust_env=False)
+
+    def generate(self, ids: Sequence[int], max_new_tokens: int = 16, **sampling: object) -> Generated:
+        """Greedy continuation unless ``sampling`` says otherwise; runs to the token limit."""
+        parameters = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True, **sampling}
+        response = self.http.post("/generate", json={"input_ids": list(ids), "sampling_params": parameters})
+        assert response.status_code == httpx.codes.OK, response.text
+        return _generated(response.json())
+
+    def prompt_logprobs(self, ids: Sequence[int]) -> list[float]:
+        """Log-probability of each prompt token but the first, computed in one prefill without any cached prefix."""
+        response = self.http.post(
+            "/generate",
+            json={
+                "input_ids": list(ids),
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+            },
+        )
+        assert response.status_code == httpx.codes.OK, response.text
+        return [row[0] for row in response.json()["meta_info"]["input_token_logprobs"]][1:]
+
+    def flush(self) -> None:
+        """Empty the prefix cache; the engine refuses while anything runs, so wait for that."""
+        deadline = time.monotonic() + 30
+        while self.http.post("/flush_cache").status_code != httpx.codes.OK:
+            assert time.monotonic() < deadline, "the engine never became idle"
+            time.sleep(0.05)
+
+    def load(self) -> dict[str, int]:
+        """Running and waiting requests and tokens held by running requests."""
+        state = self.http.get("/v1/loads").json()["loads"][0]
+        return {key: state[key] for key in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")}
+
+    def wait_idle(self) -> None:
+        """Poll until nothing runs or waits and no token is held; the figures lag behind by a few steps."""
+        deadline = time.monotonic() + 30
+        while any((load := self.load()).values()):
+            assert time.monotonic() < deadline, f"the engine never became idle: {load}"
+            time.sleep(0.05)
+
+
+def _generated(body: dict[str, object]) -> Generated:
+    meta = body["meta_info"]
+    assert isinstance(meta, dict)
+    return Generated(
+        ids=tuple(body["output_ids"]),  # type: ignore[arg-type]
+        cached_tokens=meta["cached_tokens"],
+        prompt_tokens=meta["prompt_tokens"],
+        finish=meta["finish_reason"]["type"],
+    )
+
+
+def configuration(repository: Path) -> list[str]:
+    """Launcher arguments of the tiny model."""
+    return ["--config", str(repository / "configs" / "tiny.yaml")]

@@ -1,0 +1,109 @@
+"""The names taken from SGLang exist in the installed version, and the plugin changes only what it should.
+
+SGLang is imported in processes of their own: importing it changes a process for good.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from k3_sglang import compat
+
+RESOLVE = """
+import json, pkgutil
+from k3_sglang import compat
+problems = {}
+for name, target in [*compat.UPSTREAM.items(), *compat.HOOK_TARGETS.items()]:
+    try:
+        pkgutil.resolve_name(target)
+    except Exception as error:
+        problems[name] = repr(error)
+print(json.dumps(problems))
+"""
+
+REGISTER = """
+import json, os
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+from sglang.srt.layers.attention.linear import kda_backend
+from sglang.srt.models.registry import ModelRegistry
+from sglang.srt.platforms import current_platform
+model, _ = ModelRegistry.resolve_model_cls(["KimiK3ForConditionalGeneration"])
+print(json.dumps({
+    "model": model.__module__,
+    "kda": kda_backend.KDAAttnBackend.__module__,
+    "mla": "k3_cpu" in ATTENTION_BACKENDS,
+    "platform": type(current_platform).__module__,
+}))
+"""
+
+PRETEND_ACCELERATOR = """
+import torch
+torch.accelerator.is_available = lambda: True
+"""
+
+
+def run(code: str, **environment: str) -> dict[str, object]:
+    """Last line of a program's output, as JSON."""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_installed_sglang_is_the_one_everything_was_checked_on() -> None:
+    assert importlib.metadata.version("sglang") == compat.SGLANG_VERSION
+
+
+def test_every_upstream_name_and_hook_target_resolves() -> None:
+    assert run(RESOLVE) == {}
+
+
+def test_an_unknown_name_says_where_to_add_it() -> None:
+    with pytest.raises(AttributeError, match="add it to UPSTREAM"):
+        compat.resolve("NoSuchThing")
+
+
+def test_no_other_module_names_sglang_internals(repository: Path) -> None:
+    for path in (repository / "k3_sglang").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if path.name != "compat.py":
+            assert "import sglang" not in text and "from sglang" not in text, path
+
+
+def test_without_an_accelerator_model_backends_and_platform_are_ours() -> None:
+    assert run(REGISTER) == {
+        "model": "k3_sglang.models.kimi_k3",
+        "kda": "k3_sglang.backends.kda_cpu",
+        "mla": True,
+        "platform": "k3_sglang.platform_cpu",
+    }
+
+
+def test_with_an_accelerator_upstreams_model_and_kernels_stay() -> None:
+    code = PRETEND_ACCELERATOR + REGISTER.replace("type(current_platform).__module__", "'not asked'")
+    found = run(code)
+    assert found["kda"] == "sglang.srt.layers.attention.linear.kda_backend"
+    assert found["mla"] is False
+    assert found["model"] != "k3_sglang.models.kimi_k3"
+
+
+def test_with_an_accelerator_our_model_class_can_be_chosen() -> None:
+    code = PRETEND_ACCELERATOR + REGISTER.replace("type(current_platform).__module__", "'not asked'")
+    found = run(code, K3_SGLANG_MODEL_IMPL="plugin")
+    assert found["model"] == "k3_sglang.models.kimi_k3"
+    assert found["kda"] == "sglang.srt.layers.attention.linear.kda_backend"
+
+
+def test_the_platform_steps_back_for_upstreams_own_cpu_engine() -> None:
+    code = "import json; from k3_sglang.platform_cpu import resolve; print(json.dumps({'platform': resolve()}))"
+    assert run(code) == {"platform": "k3_sglang.platform_cpu.K3CpuPlatform"}
+    assert run(code, SGLANG_USE_CPU_ENGINE="1") == {"platform": None}

@@ -1,0 +1,125 @@
+"""Stage 4: SGLang's arguments are data, each with a reason, accepted by SGLang's own parser."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_runtime.gateway.settings import GatewaySettings
+from k3_sglang.launch import command, report
+from k3_sglang.launch import resolve as stage
+from k3_sglang.launch.resolve import Resolved, resolve
+from k3_sglang.launch.settings import SettingsError, read_file, validate
+
+
+def resolved(checkpoint: Path, **values: object) -> Resolved:
+    return resolve(validate({"model": str(checkpoint), "device": "cpu", **values}, source="test"))
+
+
+def flags(plan: Resolved) -> dict[str, str | None]:
+    return {flag.name: flag.value for flag in command.engine_flags(plan)}
+
+
+def test_every_flag_has_a_reason_and_is_given_once(checkpoint: Path) -> None:
+    all_flags = command.engine_flags(resolved(checkpoint, engine={"ep-size": 2}))
+    assert all(flag.reason for flag in all_flags)
+    assert len({flag.name for flag in all_flags}) == len(all_flags)
+
+
+def test_the_sizes_reach_the_engine(checkpoint: Path) -> None:
+    given = flags(resolved(checkpoint, kv_tokens=777, state_slots=5, context_len=100, page_size=4, engine_port=4321))
+    assert given["max-total-tokens"] == "777"
+    assert given["max-mamba-cache-size"] == "5"
+    assert given["context-length"] == "100"
+    assert given["page-size"] == "4"
+    assert (given["host"], given["port"]) == ("127.0.0.1", "4321")
+
+
+def test_the_engine_never_listens_where_the_gateway_does(checkpoint: Path) -> None:
+    assert flags(resolved(checkpoint, host="0.0.0.0"))["host"] == "127.0.0.1"
+
+
+def test_a_gpu_leaves_pools_to_the_engine_and_upstream_kernels_in_place(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "cuda_devices", lambda: 8)
+    plan = resolve(validate({"model": str(checkpoint), "tp": 8, "device": "cuda"}, source="test"))
+    given = flags(plan)
+    assert given["tp-size"] == "8"
+    assert not {"max-total-tokens", "max-mamba-cache-size", "linear-attn-backend", "attention-backend"} & set(given)
+    assert "CUDA_VISIBLE_DEVICES" not in command.engine_environment(plan, {})
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({"trust-remote-code": True}, "no code from a checkpoint"),
+        ({"page-size": 2}, "use its own setting"),
+        ({"--ep-size": 2}, "without leading dashes, 'ep-size'"),
+        ({"ep_size": 2}, "without leading dashes, 'ep-size'"),
+        ({"enable-metrics": False}, "leave the key out"),
+    ],
+)
+def test_further_flags_that_make_no_sense_are_refused(
+    checkpoint: Path, engine: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(SettingsError, match=expected):
+        command.engine_flags(resolved(checkpoint, engine=engine))
+
+
+def test_true_gives_a_bare_flag_and_numbers_become_text(checkpoint: Path) -> None:
+    given = flags(resolved(checkpoint, engine={"enable-metrics": True, "mem-fraction-static": 0.5}))
+    assert given["enable-metrics"] is None
+    assert given["mem-fraction-static"] == "0.5"
+
+
+def test_on_a_cpu_a_gpu_is_hidden_and_hubs_are_off(checkpoint: Path) -> None:
+    environment = command.engine_environment(resolved(checkpoint), {"PATH": "/bin"})
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
+
+
+def test_cpu_ranks_share_the_cores_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3, 4})
+    assert command.bind_cores(2) == "0,1|2,3"
+    with pytest.raises(SettingsError, match="tp is 6"):
+        command.bind_cores(6)
+
+
+def test_the_gateway_accepts_its_settings(checkpoint: Path) -> None:
+    plan = resolved(checkpoint, constrain="on", engine={"enable-deterministic-inference": True})
+    settings = GatewaySettings.model_validate(command.gateway_settings(plan))
+    assert settings.model == "small-k3"
+    assert settings.engine_url == plan.engine_url
+    assert settings.constrained_by_default
+    assert settings.seeded_sampling
+
+
+def test_a_dry_run_prints_a_command_for_the_shell(checkpoint: Path) -> None:
+    text = report.command_lines(["python", "-m", "x", "--name", "a b"], {"PATH": "/bin", "A": ""})
+    assert text == "A='' PATH=/bin python -m x \\\n  --name 'a b'"
+
+
+def test_sglang_accepts_every_flag_of_every_preset(
+    checkpoint: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server_args = pytest.importorskip("sglang.srt.server_args", reason="the engine is not installed")
+    from k3_sglang import compat
+    from k3_sglang.platform_cpu import ATTENTION_BACKEND
+
+    compat.add_attention_backend_choices([ATTENTION_BACKEND])
+    parser = argparse.ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    monkeypatch.setattr(stage, "cuda_devices", lambda: 8)
+    for preset in ("tiny.yaml", "k3-8gpu.yaml"):
+        values = {**read_file(repository / "configs" / preset), "model": str(checkpoint), "context_len": 4096}
+        plan = resolve(validate(values, source=preset))
+        parsed = parser.parse_args(command.engine_command(plan)[3:])
+        assert parsed.mamba_radix_cache_strategy == "extra_buffer"
+        assert parsed.max_mamba_cache_size == plan.state_slots
+        assert parsed.attention_backend == (ATTENTION_BACKEND if plan.device == "cpu" else None)

@@ -1,0 +1,72 @@
+"""What is printed where: one ready line and tables on stdout, everything else on stderr and in log files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from k3_sglang.launch import console, report
+from k3_sglang.launch.readiness import EngineFacts
+from k3_sglang.launch.resolve import resolve
+from k3_sglang.launch.settings import SettingsError, validate
+
+
+def test_only_the_ready_line_of_the_launcher_starts_with_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    output = console.Console({})
+    output.table([("model", "tiny"), ("ready", "no")])
+    output.progress("ready soon")
+    output.server_line("engine", "ready or not")
+    output.ready("http://x")
+    captured = capsys.readouterr()
+    assert [line for line in captured.out.splitlines() if line.startswith("ready")] == ["ready http://x"]
+    assert not any(line.startswith("ready") for line in captured.err.splitlines())
+
+
+def test_server_output_is_prefixed_and_copied_to_the_log_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with console.opened(str(tmp_path / "logs"), ("engine", "gateway")) as output:
+        output.server_line("engine", "loading")
+        output.server_line("gateway", "listening")
+    assert capsys.readouterr().err == "engine  | loading\ngateway | listening\n"
+    assert (tmp_path / "logs" / "engine.log").read_text(encoding="utf-8") == "loading\n"
+    assert (tmp_path / "logs" / "gateway.log").read_text(encoding="utf-8") == "listening\n"
+
+
+def test_a_log_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(SettingsError, match="log_dir is .*name a folder"),
+        console.opened(str(tmp_path / "file"), ("engine",)),
+    ):
+        pass
+
+
+def test_the_tables_show_model_device_pools_strategy_and_urls(checkpoint: Path) -> None:
+    resolved = resolve(validate({"model": str(checkpoint), "device": "cpu", "port": 4000}, source="test"))
+    facts = EngineFacts(
+        model={"model_class": "k3_sglang.models.kimi_k3.K3", "dtype": "float32", "device": "cpu"},
+        pools={
+            "kv_tokens": 65536,
+            "kv_bytes": 3 << 20,
+            "page_size": 1,
+            "state_slots": 128,
+            "state_bytes_per_slot": 1536,
+        },
+        scheduler_pids=(1,),
+        plugin_pids=(1,),
+        server={"mamba_radix_cache_strategy": "extra_buffer"},
+    )
+    rows = dict(report.plan_rows(resolved) + report.running_rows(resolved, facts))
+    assert rows["model"].startswith("small-k3 (3 KDA + 1 MLA layers, ")
+    assert rows["device"] == "cpu, 1 rank(s)"
+    assert rows["KV pool"] == "65536 tokens in pages of 1 (3.0 MiB)"
+    assert rows["state pool"] == "128 slots (1.5 KiB each)"
+    assert rows["cache strategy"] == "extra_buffer"
+    assert rows["gateway"] == "http://127.0.0.1:4000/v1"
+
+
+@pytest.mark.parametrize(("value", "text"), [(999, "999"), (5_200_000, "5.2M"), (2_779_500_000_000, "2779.5B")])
+def test_counts_are_short(value: int, text: str) -> None:
+    assert report.count(value) == text

@@ -1,0 +1,118 @@
+"""Stage 3: what is known to fail is found before anything starts, each in one line with a remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import socket
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from k3_sglang.launch import preflight
+from k3_sglang.launch.__main__ import main
+
+
+def installed(**targets: str) -> list[str]:
+    """Problems found when these are the only entry points (name=target) of both groups."""
+
+    def find(*, group: str, name: str) -> Iterable[EntryPoint]:
+        return [EntryPoint(name, targets[name], group)] if name in targets else []
+
+    return preflight.check_entry_points(find)
+
+
+def test_this_installation_passes() -> None:
+    assert preflight.check_entry_points(importlib.metadata.entry_points) == []
+
+
+def test_entry_points_that_are_not_installed_are_named_with_the_remedy() -> None:
+    first, second = installed()
+    assert "'k3_sglang' of group 'sglang.srt.plugins' is not installed; install this package again" in first
+    assert "'k3_sglang_cpu' of group 'sglang.srt.platforms'" in second
+
+
+def test_an_entry_point_to_a_missing_module_is_found() -> None:
+    (problem,) = installed(k3_sglang="k3_sglang.plugin:register", k3_sglang_cpu="k3_sglang.nowhere:resolve")
+    assert "'k3_sglang.nowhere:resolve' names a module that does not exist" in problem
+
+
+def test_an_entry_point_to_a_missing_function_is_found() -> None:
+    (problem,) = installed(k3_sglang="k3_sglang.plugin:registr", k3_sglang_cpu="k3_sglang.platform_cpu:resolve")
+    assert "defines no function 'registr'" in problem
+
+
+def test_an_entry_point_into_another_package_is_found() -> None:
+    (problem,) = installed(k3_sglang="json.decoder:register", k3_sglang_cpu="k3_sglang.platform_cpu:resolve")
+    assert "outside the running package" in problem
+
+
+def test_a_missing_or_different_sglang_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version_of(name: str) -> str:
+        assert name == "sglang"
+        return "0.5.22"
+
+    monkeypatch.setattr(importlib.metadata, "version", version_of)
+    (problem,) = preflight.check_sglang()
+    assert problem.startswith("sglang is 0.5.22; this plugin works with ")
+
+    def nothing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", nothing)
+    (problem,) = preflight.check_sglang()
+    assert problem.startswith("sglang is not installed; run `pip install sglang==")
+
+
+@pytest.mark.parametrize(
+    ("environment", "device", "expected"),
+    [
+        ({}, "cpu", None),
+        ({"SGLANG_PLUGINS": "k3_sglang, k3_sglang_cpu"}, "cpu", None),
+        ({"SGLANG_PLUGINS": "k3_sglang"}, "cpu", r"leaves out \['k3_sglang_cpu'\]"),
+        ({"SGLANG_PLATFORM": "k3_sglang_cpu"}, "cpu", None),
+        ({"SGLANG_PLATFORM": "k3_sglang_cpu"}, "cuda", "unset it"),
+        ({"SGLANG_PLATFORM": "other"}, "cpu", "unset it"),
+        ({"SGLANG_USE_CPU_ENGINE": "1"}, "cpu", "sgl-kernel"),
+        ({"SGLANG_USE_CPU_ENGINE": "1"}, "cuda", None),
+    ],
+)
+def test_variables_that_switch_the_plugin_off_are_found(
+    environment: dict[str, str], device: str, expected: str | None
+) -> None:
+    found = preflight.check_environment(environment, device)
+    if expected is None:
+        assert found == []
+    else:
+        (problem,) = found
+        assert re.search(expected, problem)
+
+
+def test_a_busy_port_ends_the_launch_with_one_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = main(["--model", str(checkpoint), "--device", "cpu", "--port", str(port)])
+    output = capsys.readouterr()
+    assert code == 2
+    assert output.out == ""
+    assert output.err == (
+        f"launch: error: port {port} on 127.0.0.1 cannot be used (Address already in use); "
+        "choose another, or 0 for a free one\n"
+    )
+
+
+def test_a_bad_setting_ends_the_launch_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "no/such/model", "--device", "cpu"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("launch: error: model is 'no/such/model': no such directory")
+    assert output.err.count("\n") == 1
+
+
+def test_a_dry_run_starts_nothing_and_prints_the_command(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", str(checkpoint), "--device", "cpu", "--dry-run", "--engine-port", "4321"]) == 0
+    output = capsys.readouterr().out
+    assert "-m sglang.launch_server" in output
+    assert "--port 4321" in output

@@ -1,0 +1,116 @@
+"""Stage 2: what is left open is decided, what cannot be served is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from k3_sglang.launch import resolve as stage
+from k3_sglang.launch.resolve import CPU_KV_TOKENS, CPU_STATE_SLOTS, Resolved, resolve
+from k3_sglang.launch.settings import SettingsError, validate
+
+MAX_CONTEXT_LEN = 4096
+
+
+def resolved(checkpoint: Path, **values: object) -> Resolved:
+    return resolve(validate({"model": str(checkpoint), "device": "cpu", **values}, source="test"))
+
+
+def refusal(checkpoint: Path | str, **values: object) -> str:
+    with pytest.raises(SettingsError) as caught:
+        resolve(validate({"model": str(checkpoint), "device": "cpu", **values}, source="test"))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_on_a_cpu_every_size_has_a_number(checkpoint: Path) -> None:
+    plan = resolved(checkpoint)
+    assert plan.context_len == MAX_CONTEXT_LEN
+    assert (plan.kv_tokens, plan.state_slots, plan.page_size) == (CPU_KV_TOKENS, CPU_STATE_SLOTS, 1)
+    assert plan.max_running_requests and plan.chunked_prefill_tokens
+    assert plan.served_name == "small-k3"
+
+
+def test_given_sizes_are_kept(checkpoint: Path) -> None:
+    plan = resolved(checkpoint, kv_tokens=777, state_slots=5, context_len=100, served_name="k3")
+    assert (plan.kv_tokens, plan.state_slots, plan.context_len, plan.served_name) == (777, 5, 100, "k3")
+
+
+def test_a_context_longer_than_the_models_is_refused_with_both_numbers(checkpoint: Path) -> None:
+    assert refusal(checkpoint, context_len=4097) == (
+        "context_len is 4097; this model's maximum is 4096: ask for at most that"
+    )
+    assert resolved(checkpoint, context_len=4096).context_len == 4096
+
+
+def test_a_missing_model_directory_is_refused(tmp_path: Path) -> None:
+    message = refusal(tmp_path / "nowhere")
+    assert "no such directory" in message
+    assert "or `tiny`" in message
+
+
+def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
+    assert "must contain config.json" in refusal(tmp_path)
+
+
+def test_another_architecture_is_refused(checkpoint: Path) -> None:
+    (checkpoint / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}), encoding="utf-8")
+    assert "'LlamaForCausalLM'" in refusal(checkpoint)
+
+
+def test_weights_of_a_directory_are_taken_as_trained(checkpoint: Path) -> None:
+    assert not resolved(checkpoint).constrain
+    assert resolved(checkpoint, constrain="on").constrain
+
+
+def test_a_free_port_is_picked_for_zero(checkpoint: Path) -> None:
+    plan = resolved(checkpoint, port=0)
+    assert plan.gateway_port > 0
+    assert plan.engine_port > 0
+    assert plan.gateway_url == f"http://127.0.0.1:{plan.gateway_port}"
+
+
+def test_the_url_for_clients_here_never_names_the_wildcard_address(checkpoint: Path) -> None:
+    assert resolved(checkpoint, host="0.0.0.0", port=4000).gateway_url == "http://127.0.0.1:4000"
+    assert resolved(checkpoint, host="::1", port=4000).gateway_url == "http://[::1]:4000"
+
+
+def test_a_host_that_is_not_ours_is_refused(checkpoint: Path) -> None:
+    assert "host is '192.0.2.1'" in refusal(checkpoint, host="192.0.2.1", port=0)
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "cuda_devices", lambda: 2)
+    assert stage.resolve_device("auto", 2) == "cuda"
+    with pytest.raises(SettingsError, match=r"'cuda' with tp 8.*shows 2 usable GPU"):
+        stage.resolve_device("cuda", 8)
+
+
+def test_without_a_gpu_auto_means_cpu_and_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "cuda_devices", lambda: 0)
+    assert stage.resolve_device("auto", 1) == "cpu"
+    with pytest.raises(SettingsError, match="--device cpu"):
+        stage.resolve_device("cuda", 1)
+
+
+def test_on_a_gpu_the_engine_decides_what_is_not_given(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "cuda_devices", lambda: 8)
+    plan = resolve(validate({"model": str(checkpoint), "tp": 8}, source="test"))
+    assert plan.device == "cuda"
+    assert (plan.kv_tokens, plan.state_slots, plan.page_size, plan.max_running_requests) == (None,) * 4
+    assert not plan.own_model
+
+
+def test_the_upstream_model_is_refused_on_a_cpu(checkpoint: Path) -> None:
+    assert "needs a GPU" in refusal(checkpoint, model_impl="sglang")
+
+
+def test_binding_a_port_that_is_served_fails() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            stage.bind_once("127.0.0.1", port)
+    assert stage.bind_once("127.0.0.1", port) == port
