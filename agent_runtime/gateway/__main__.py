@@ -1,0 +1,73 @@
+"""Runs the gateway: ``python -m agent_runtime.gateway --settings FILE.json``."""
+
+import argparse
+import logging
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from agent_runtime.engine.sglang import SGLangEngine
+from agent_runtime.errors import SettingsError
+from agent_runtime.gateway.app import create_app
+from agent_runtime.gateway.settings import GatewaySettings
+from k3_sglang.chat.errors import VocabularyError
+from k3_sglang.chat.tokenizer import K3Tokenizer
+
+USAGE_ERROR = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT. Returns 0 after a requested stop, 2 when the settings cannot be used."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = GatewaySettings.from_file(options.settings)
+        tokenizer = K3Tokenizer.from_dir(settings.tokenizer_dir)
+    except (SettingsError, VocabularyError) as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    engine = SGLangEngine(
+        settings.engine_url,
+        connect_timeout_s=settings.engine_connect_timeout_s,
+        idle_timeout_s=settings.engine_idle_timeout_s,
+    )
+    config = uvicorn.Config(
+        create_app(settings, engine, tokenizer),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        timeout_graceful_shutdown=settings.shutdown_grace_s,
+    )
+    # uvicorn repeats the signal that stopped it once all is closed; this makes that an orderly exit.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _exit)
+    uvicorn.Server(config).run()
+    return 0
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m agent_runtime.gateway",
+        description="OpenAI-compatible server for Kimi K3 in front of an SGLang engine's /generate.",
+        epilog="Keys of the settings file: " + ", ".join(GatewaySettings.model_fields) + ".",
+    )
+    parser.add_argument("--settings", type=Path, required=True, metavar="FILE.json", help="settings as JSON")
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: info"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The gateway's Starlette application: routes, and one shape for every error."""
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from agent_runtime.engine.types import Engine
+from agent_runtime.gateway.answer import Answer
+from agent_runtime.gateway.body import read_json_object
+from agent_runtime.gateway.errors import ApiError, internal_error
+from agent_runtime.gateway.job import Gateway, prepare
+from agent_runtime.gateway.settings import GatewaySettings
+from agent_runtime.ledger.recorded import RecordedTurns
+from k3_sglang.chat.tokenizer import K3Tokenizer
+
+logger = logging.getLogger(__name__)
+
+INLINE_BODY_BYTES = 32 * 1024
+"""Larger requests are encoded on a thread, so that one long history does not hold up every stream."""
+
+SESSION_HEADER = "x-k3-session"
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody reads it; it is what logs of other servers call this case."""
+
+
+class _Endpoints:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._started = int(time.time())
+
+    async def chat_completions(self, request: Request) -> ASGIApp:
+        """POST /v1/chat/completions."""
+        try:
+            body, size = await read_json_object(request, self._gateway.settings.max_body_bytes)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        session = request.headers.get(SESSION_HEADER, "")
+        if size <= INLINE_BODY_BYTES:
+            job = prepare(body, session, self._gateway)
+        else:
+            job = await anyio.to_thread.run_sync(prepare, body, session, self._gateway)
+        return Answer(self._gateway, job)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models: the model and its aliases."""
+        settings = self._gateway.settings
+        names = (settings.model, *settings.model_aliases)
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{name}."""
+        settings = self._gateway.settings
+        name = request.path_params["name"]
+        if name not in (settings.model, *settings.model_aliases):
+            raise ApiError(404, f"The model {name!r} is not served here.", code="model_not_found", param="model")
+        return JSONResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        settings = self._gateway.settings
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "k3_sglang",
+            "root": settings.model,
+            # Both spellings in use: hosted APIs say context_length, open servers max_model_len.
+            "context_length": settings.context_len,
+            "max_model_len": settings.context_len,
+            "max_output_tokens": min(settings.max_output_tokens, settings.context_len),
+        }
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: whether the engine answers; with ``?deep=1`` whether it generates."""
+        deep = request.query_params.get("deep", "0") not in ("0", "false", "")
+        healthy = await self._gateway.engine.healthy(deep=deep)
+        status = "ok" if healthy else "engine_unavailable"
+        return JSONResponse({"status": status}, status_code=200 if healthy else 503)
+
+
+def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer) -> Starlette:
+    """The application. It owns ``engine`` from here on and closes it when the server shuts down."""
+    recorded = RecordedTurns(settings.recorded_tokens, settings.recorded_turns)
+    endpoints = _Endpoints(Gateway(settings, engine, tokenizer, recorded))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
+        yield
+        await engine.aclose()
+
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+            Route("/v1/models", endpoints.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
+            Route("/health", endpoints.health, methods=["GET"]),
+        ],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
+        lifespan=lifespan,
+    )
+    app.state.recorded = recorded
+    return app
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}."
+    if error.status_code == 404:
+        message = f"There is no {request.url.path} here; see /v1/chat/completions, /v1/models and /health."
+    headers = dict(error.headers) if error.headers else None
+    return ApiError(error.status_code, message, code="http_error", headers=headers).response()
+
+
+async def _unforeseen_error(request: Request, error: Exception) -> Response:
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return internal_error().response()

@@ -1,0 +1,66 @@
+"""Reads a request body into a JSON object: bounded, strict, every fault a 400 or 413 with its reason."""
+
+import json
+from typing import Any, NoReturn, cast
+
+from starlette.requests import ClientDisconnect, Request
+
+from agent_runtime.gateway.errors import ApiError
+
+
+async def read_json_object(request: Request, max_body_bytes: int) -> tuple[dict[str, Any], int]:
+    """The body's object and its size in bytes. Raises ApiError; ClientDisconnect when the client left."""
+    raw = await _read(request, max_body_bytes)
+    try:
+        value: Any = json.loads(raw, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise _invalid("it is nested too deeply") from error
+    except ValueError as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
+        raise _invalid(str(error)) from error
+    if not isinstance(value, dict):
+        raise _invalid(f"it must be an object, not {type(value).__name__}")
+    # Only an escape can put half a surrogate pair into a string, and such a string has no UTF-8 form.
+    if b"\\ud" in raw or b"\\uD" in raw:
+        _refuse_lone_surrogates(value)
+    return cast("dict[str, Any]", value), len(raw)
+
+
+async def _read(request: Request, max_body_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_body_bytes:
+        raise _too_large(max_body_bytes, f"{declared} bytes were announced")
+    raw = bytearray()
+    async for piece in request.stream():
+        raw += piece
+        if len(raw) > max_body_bytes:
+            raise _too_large(max_body_bytes, "more were sent")
+    return bytes(raw)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _refuse_lone_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise _invalid("a string holds half of a surrogate pair, which is no character") from error
+    except RecursionError as error:
+        raise _invalid("it is nested too deeply") from error
+
+
+def _invalid(reason: str) -> ApiError:
+    return ApiError(400, f"The request body is not usable JSON: {reason}.", code="invalid_json")
+
+
+def _too_large(max_body_bytes: int, what: str) -> ApiError:
+    return ApiError(
+        413,
+        f"The request body may have {max_body_bytes} bytes, {what}.",
+        code="request_too_large",
+        headers={"connection": "close"},
+    )
+
+
+__all__ = ["ClientDisconnect", "read_json_object"]

@@ -1,0 +1,160 @@
+"""One choice of a completion: output ids in, OpenAI deltas and the delivered message out; no I/O."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agent_runtime.engine.types import Finish
+from agent_runtime.gateway.stops import StopFinder
+from k3_sglang.chat.events import CallArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, ReasoningDelta
+from k3_sglang.chat.parse import TurnParser
+from k3_sglang.chat.tokenizer import K3Tokenizer
+from k3_sglang.chat.types import Channel, Message, ToolCall
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+Delta = dict[str, Any]
+CALL_ID_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class IncompleteCall:
+    """A call that was cut or malformed; it must not be executed."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a client has got in the end.
+
+    ``message`` holds complete calls only. ``ids`` are the output ids when the turn is whole and ``message`` says
+    all of it, so that it may be replayed from them; else None. ``warnings`` are the parser's codes.
+    """
+
+    message: Message
+    finish_reason: FinishReason
+    completion_tokens: int
+    reasoning_tokens: int
+    incomplete_calls: tuple[IncompleteCall, ...]
+    warnings: tuple[str, ...]
+    ids: tuple[int, ...] | None
+
+
+def new_call_id() -> str:
+    """A call id nobody can guess or repeat; K3's prompt does not contain ids, so any text will do."""
+    return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
+
+
+class Choice:
+    """Follows one generation; with ``calls_allowed`` False the turn's calls are dropped, as if never made."""
+
+    def __init__(
+        self, tokenizer: K3Tokenizer, start: Channel, *, calls_allowed: bool, stops: Sequence[str] = ()
+    ) -> None:
+        self._parser = TurnParser(tokenizer, start=start, new_call_id=new_call_id, calls_allowed=calls_allowed)
+        self._end_of_msg = tokenizer.special.end_of_msg
+        self._is_special = tokenizer.is_special
+        self._finder = StopFinder(stops)
+        self._ids: list[int] = []
+        self._content: list[str] = []
+        self._reasoning_tokens = 0
+        self._in_reasoning = start == "think"
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the caller is to end the generation: nothing more of it will be delivered.
+
+        Either a stop string is complete, or the model wrote a control token that no turn contains.
+        """
+        if self._finder.found is not None:
+            return True
+        return self._parser.done and self._ids[-1] != self._end_of_msg
+
+    def feed(self, ids: Sequence[int]) -> list[Delta]:
+        """Deltas that new output ids make visible."""
+        self._ids.extend(ids)
+        self._count_reasoning(ids)
+        return self._deltas(self._parser.feed(ids))
+
+    def finish(self, finish: Finish | None) -> tuple[list[Delta], Delivered]:
+        """The last deltas and the result. ``finish`` is the engine's word, None if ``stopped`` came first."""
+        cut = finish is not None and finish.type == "length"
+        if self._finder.found is not None:
+            return [], self._delivered(cut=False)
+        if finish is not None and finish.matched == self._end_of_msg and self._ids[-1:] != [self._end_of_msg]:
+            self._ids.append(self._end_of_msg)  # an engine may keep the stop id to itself
+        deltas = self._deltas(self._parser.finish("length" if cut else "stop"))
+        self._show(self._finder.finish(), deltas)
+        return deltas, self._delivered(cut=cut)
+
+    def _deltas(self, events: Sequence[Event]) -> list[Delta]:
+        # A cut call must not be made to look whole: what the parser adds to close it is not delivered.
+        cut = {event.index for event in events if isinstance(event, CallEnd) and not event.complete}
+        deltas: list[Delta] = []
+        for event in events:
+            if self._finder.found is not None:
+                break
+            match event:
+                case ReasoningDelta(text):
+                    deltas.append({"reasoning_content": text})
+                case ContentDelta(text):
+                    self._show(self._finder.feed(text), deltas)
+                case CallStart(index, call_id, name):
+                    self._show(self._finder.finish(), deltas)
+                    function = {"name": name, "arguments": ""}
+                    deltas.append(
+                        {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+                    )
+                case CallArgumentsDelta(index, text) if index not in cut:
+                    deltas.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+                case _:
+                    pass
+        return deltas
+
+    def _show(self, text: str, deltas: list[Delta]) -> None:
+        if text:
+            self._content.append(text)
+            deltas.append({"content": text})
+
+    def _count_reasoning(self, ids: Sequence[int]) -> None:
+        if not self._in_reasoning:
+            return
+        for position, token in enumerate(ids):
+            if self._is_special(token):
+                self._in_reasoning = False
+                self._reasoning_tokens += position
+                return
+        self._reasoning_tokens += len(ids)
+
+    def _delivered(self, *, cut: bool) -> Delivered:
+        turn = self._parser.turn
+        stop_found = self._finder.found is not None
+        calls = () if stop_found else turn.calls
+        complete = tuple(ToolCall(call.id, call.name, call.arguments) for call in calls if call.complete)
+        incomplete = tuple(
+            IncompleteCall(index, call.id, call.name) for index, call in enumerate(calls) if not call.complete
+        )
+        message = Message(
+            role="assistant",
+            content="".join(self._content),
+            reasoning=turn.reasoning,
+            tool_calls=complete,
+        )
+        finish_reason: FinishReason = "length" if cut else "tool_calls" if complete else "stop"
+        said_all = not cut and not stop_found and not incomplete and "calls_not_allowed" not in turn.warnings
+        return Delivered(
+            message=message,
+            finish_reason=finish_reason,
+            completion_tokens=len(self._ids),
+            reasoning_tokens=self._reasoning_tokens,
+            incomplete_calls=incomplete,
+            warnings=turn.warnings,
+            ids=self._whole_ids() if said_all else None,
+        )
+
+    def _whole_ids(self) -> tuple[int, ...] | None:
+        """All ids if the model itself ended the message, else None."""
+        return tuple(self._ids) if self._ids[-1:] == [self._end_of_msg] else None

@@ -1,0 +1,66 @@
+"""OpenAI-shaped error bodies: every failure a client can see goes through ``ApiError``."""
+
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from agent_runtime.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
+
+RETRY_AFTER_S = 1
+"""What a 503 suggests: the engine may be restarting or full, both pass quickly or not at all."""
+
+
+class ApiError(Exception):
+    """A failure with the status and the words the client gets.
+
+    ``param`` is the request field at fault, ``code`` a stable word for programs, ``type`` OpenAI's class of error.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        type: str = "invalid_request_error",
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.type = type
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body: the four keys of OpenAI's envelope, null where there is nothing to say."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        """The whole answer."""
+        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+def from_engine(error: EngineError) -> ApiError:
+    """What a client is told about a failure of the engine."""
+    if isinstance(error, EngineRejected):
+        return ApiError(400, f"The engine refused the request: {error.message}", code="engine_rejected")
+    if isinstance(error, EngineTimeout):
+        return ApiError(504, f"Engine timeout: {error.message}", code="engine_timeout", type="server_error")
+    if isinstance(error, EngineUnavailable):
+        return ApiError(
+            503,
+            f"The engine is not available: {error.message}",
+            code="engine_unavailable",
+            type="server_error",
+            headers={"retry-after": str(RETRY_AFTER_S)},
+        )
+    return ApiError(502, f"The engine failed: {error.message}", code="engine_failed", type="server_error")
+
+
+def internal_error() -> ApiError:
+    """A failure nobody foresaw; its details go to the log, not to the client."""
+    return ApiError(500, "The gateway failed on this request; its log has the details.", type="server_error")

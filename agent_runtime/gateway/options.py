@@ -1,0 +1,147 @@
+"""The fields of a chat completion that do not shape the prompt: validated, none silently ignored."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agent_runtime.gateway.errors import ApiError
+from k3_sglang.chat.request import PROMPT_FIELDS
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+
+REFUSED = {
+    "logprobs": "log probabilities are not delivered: K3's text is spread over channels whose tokens are no text",
+    "top_logprobs": "log probabilities are not delivered",
+    "store": "completions are not stored; send false or leave it out",
+    "service_tier": 'there is one tier; send "auto", "default" or leave it out',
+    "modalities": 'the model answers in text only; send ["text"] or leave it out',
+    "functions": "the predecessor of tools is not supported; use tools",
+    "function_call": "the predecessor of tool_choice is not supported; use tool_choice",
+}
+"""Why a known field is refused, or allows only its neutral value."""
+
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+class StreamOptions(BaseModel):
+    """``stream_options``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+
+
+class ChatOptions(BaseModel):
+    """Every accepted field besides the prompt-shaping ones; null means absent, as OpenAI has it.
+
+    ``user``, ``safety_identifier``, ``metadata`` and ``prompt_cache_key`` do not change the answer; what they
+    are used for is said in docs/gateway.md.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+
+    logprobs: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> "ChatOptions":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed with stream=true")
+        if self.top_k == 0:
+            raise ValueError("top_k must be at least 1, or -1 for the whole vocabulary; 0 would leave no token")
+        budgets = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(budgets) > 1:
+            raise ValueError(
+                f"max_tokens={self.max_tokens} and max_completion_tokens={self.max_completion_tokens} "
+                "contradict each other; send one of them"
+            )
+        return self
+
+    @property
+    def output_budget(self) -> int | None:
+        """The client's limit on output tokens."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings, one or many."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def parse_options(body: Mapping[str, Any]) -> ChatOptions:
+    """Validate what is not the prompt. Raises ApiError 400 that names every faulty field."""
+    rest = {key: value for key, value in body.items() if key not in PROMPT_FIELDS}
+    unknown = [key for key in rest if key not in ChatOptions.model_fields]
+    if unknown:
+        raise _unknown(unknown)
+    try:
+        return ChatOptions.model_validate(rest)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    texts = [_problem(item["loc"], item["msg"], item["input"]) for item in problems]
+    param = _field(problems[0]["loc"]) or None
+    code = "unsupported_value" if param in REFUSED else "invalid_value"
+    raise ApiError(400, "; ".join(dict.fromkeys(texts)), code=code, param=param)
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    """Path of a field, without pydantic's names for the alternatives of a union."""
+    parts = [str(part) for part in location if isinstance(part, int) or part.isidentifier()]
+    return ".".join(part for part in parts if part not in ("str", "list"))
+
+
+def _problem(location: tuple[int | str, ...], message: str, value: Any) -> str:
+    field = _field(location)
+    if not field:
+        return message.removeprefix("Value error, ")
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    reason = REFUSED.get(field)
+    return f"{field}={shown}: {message}" + (f" ({reason})" if reason else "")
+
+
+def _unknown(names: list[str]) -> ApiError:
+    known = [f"{name!r} ({REFUSED[name]})" if name in REFUSED else repr(name) for name in names]
+    accepted = ", ".join(sorted({*ChatOptions.model_fields, *PROMPT_FIELDS}))
+    return ApiError(
+        400,
+        f"Unsupported field{'s' if len(names) > 1 else ''}: {', '.join(known)}. Accepted: {accepted}.",
+        code="unsupported_field",
+        param=names[0],
+    )

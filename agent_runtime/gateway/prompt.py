@@ -1,0 +1,90 @@
+"""A chat request to prompt ids, with recorded turns spliced in as the ids they were."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agent_runtime.ledger.recorded import ContextDigest, RecordedTurns
+from k3_sglang.chat.encode import Prompt, render
+from k3_sglang.chat.errors import ChatRequestError
+from k3_sglang.chat.tokenizer import K3Tokenizer
+from k3_sglang.chat.types import ChatRequest, Message
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How many assistant turns of a history came from the record, and how many from their text."""
+
+    exact: int
+    rendered: int
+
+    @property
+    def verdict(self) -> Literal["exact", "rendered", "new"]:
+        """``new``: no assistant turn yet. ``rendered``: at least one turn was rebuilt from its text."""
+        if self.rendered:
+            return "rendered"
+        return "exact" if self.exact else "new"
+
+    def header(self) -> str:
+        """Value of ``x-k3-replay``."""
+        return f"{self.verdict}; exact={self.exact}; rendered={self.rendered}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedPrompt:
+    """Prompt ids, the hash of the conversation they continue, and where its turns came from."""
+
+    prompt: Prompt
+    context: bytes
+    replay: Replay
+
+
+def build_prompt(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns) -> ReplayedPrompt:
+    """Encode a request, replacing each assistant turn that the record knows at this place by its ids.
+
+    Equals ``encode`` of the request with those turns' ``recorded_ids`` set, in one pass over the history.
+    Raises ChatRequestError as ``encode`` does.
+    """
+    try:
+        return _walk(request, tokenizer, recorded)
+    except ChatRequestError:
+        # The walk renders pieces of the history, so only the whole names the message's true index.
+        render(request)
+        raise
+
+
+def _walk(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns) -> ReplayedPrompt:
+    ids: list[int] = []
+    context = ContextDigest()
+
+    def append(piece: ChatRequest) -> None:
+        new_ids = tokenizer.encode_segments(render(piece))
+        context.extend(new_ids)
+        ids.extend(new_ids)
+
+    head, turns = _split(request.messages)
+    bare = replace(request, tool_choice=None, response_format=None, add_generation_prompt=False)
+    append(replace(bare, messages=head))
+    history = replace(bare, tools=(), effort=None)
+    exact = 0
+    for turn in turns:
+        known = recorded.find(context.digest(), request.start, turn[0])
+        if known is not None:
+            exact += 1
+            turn = (replace(turn[0], recorded_ids=known, recorded_start=request.start), *turn[1:])
+        append(replace(history, messages=turn))
+    end = replace(request, messages=(), tools=(), effort=None)
+    ids.extend(tokenizer.encode_segments(render(end)))
+    return ReplayedPrompt(Prompt(tuple(ids), request.start), context.digest(), Replay(exact, len(turns) - exact))
+
+
+def _split(
+    messages: tuple[Message, ...],
+) -> tuple[tuple[Message, ...], list[tuple[Message, ...]]]:
+    """What precedes the first assistant message, then each assistant message with all that answers it.
+
+    A piece can be rendered alone: only tool results look back, and only to their own assistant message.
+    """
+    starts = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    bounds = [*starts, len(messages)]
+    pieces = [messages[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+    return messages[: bounds[0]], pieces

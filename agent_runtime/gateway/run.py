@@ -1,0 +1,101 @@
+"""Runs the choices of a completion on the engine and hands over what they produce, in order per choice."""
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import uuid4
+
+import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
+from agent_runtime.engine.sglang import COLLECT_STREAM_INTERVAL
+from agent_runtime.errors import EngineError, EngineProtocolError
+from agent_runtime.gateway.choice import Choice, Delivered, Delta
+from agent_runtime.gateway.errors import ApiError, from_engine, internal_error
+from agent_runtime.gateway.job import Gateway, Job
+from agent_runtime.gateway.sampling import for_choice
+from agent_runtime.gateway.wire import Usage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NewDelta:
+    """More of choice ``index``."""
+
+    index: int
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """Choice ``index`` is over."""
+
+    index: int
+    delivered: Delivered
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The completion failed; nothing more comes from the choice that did."""
+
+    error: ApiError
+
+
+Item: TypeAlias = NewDelta | ChoiceEnd | Failure
+
+
+async def run_choices(gateway: Gateway, job: Job, out: MemoryObjectSendStream[Item]) -> None:
+    """Run all choices at once, waiting whenever ``out`` is full; closes ``out``. Cancel it to abort them."""
+    async with out, anyio.create_task_group() as tasks:
+        for index in range(job.n):
+            tasks.start_soon(_run_choice, gateway, job, index, out)
+
+
+async def _run_choice(gateway: Gateway, job: Job, index: int, out: MemoryObjectSendStream[Item]) -> None:
+    try:
+        async with aclosing(_items(gateway, job, index)) as items:
+            async for item in items:
+                await out.send(item)
+    except EngineError as error:
+        logger.warning("completion %s choice %d: %s", job.envelope.id, index, error)
+        await out.send(Failure(from_engine(error)))
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        pass  # the reader has gone, and is cancelling this task
+    except Exception:
+        logger.exception("completion %s choice %d failed", job.envelope.id, index)
+        await out.send(Failure(internal_error()))
+
+
+async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item, None]:
+    prompt = job.replayed.prompt
+    options = job.options
+    choice = Choice(gateway.tokenizer, prompt.start, calls_allowed=job.request.tools_callable, stops=options.stops)
+    sampling = for_choice(job.sampling, index)
+    if not options.stream and not options.stops:
+        sampling = {**sampling, "stream_interval": COLLECT_STREAM_INTERVAL}
+    # Ids of equal length: the engine aborts every request whose id begins with the one named.
+    rid = uuid4().hex
+    finish, cached_tokens = None, 0
+    async with aclosing(gateway.engine.stream(prompt.ids, sampling, rid)) as chunks:
+        async for chunk in chunks:
+            cached_tokens = chunk.cached_tokens
+            finish = chunk.finish
+            try:
+                deltas = choice.feed(chunk.ids)
+            except ValueError as error:
+                raise EngineProtocolError(str(error), rid) from error
+            for delta in deltas:
+                yield NewDelta(index, delta)
+            if finish is None and choice.stopped:
+                break
+    deltas, delivered = choice.finish(finish)
+    for delta in deltas:
+        yield NewDelta(index, delta)
+    if delivered.ids is not None:
+        gateway.recorded.record(job.replayed.context, prompt.start, delivered.message, delivered.ids)
+    usage = Usage(len(prompt.ids), cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens)
+    yield ChoiceEnd(index, delivered, usage)

@@ -1,0 +1,84 @@
+"""Client options to SGLang's sampling parameters, including the output budget that the window leaves."""
+
+from typing import Any
+
+from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.options import ChatOptions
+from agent_runtime.gateway.settings import GatewaySettings
+from k3_sglang.chat.tokenizer import K3Tokenizer
+
+_PASSED_ON = ("top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
+
+
+def output_budget(options: ChatOptions, settings: GatewaySettings, prompt_tokens: int) -> int:
+    """Output tokens to ask for: the client's limit or the default, clamped to the rest of the window.
+
+    Raises ApiError ``context_length_exceeded`` when the prompt leaves no room for a single token.
+    """
+    room = settings.context_len - prompt_tokens
+    if room < 1:
+        raise ApiError(
+            400,
+            f"This model's context length is {settings.context_len} tokens and the prompt has {prompt_tokens}, "
+            f"{1 - room} more than fit beside one output token. Shorten or compact the messages.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+    return min(options.output_budget or settings.max_output_tokens, room)
+
+
+def sampling_params(
+    options: ChatOptions, settings: GatewaySettings, tokenizer: K3Tokenizer, max_new_tokens: int
+) -> dict[str, Any]:
+    """SGLang's ``sampling_params`` for one choice, without constraint. Raises ApiError for seed and logit_bias."""
+    temperature = settings.default_temperature if options.temperature is None else options.temperature
+    params: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": settings.default_top_p if options.top_p is None else options.top_p,
+        "stop_token_ids": [tokenizer.special.end_of_msg],
+        # The parser reads structure from ids; the engine's own text is never used.
+        "skip_special_tokens": False,
+    }
+    for name in _PASSED_ON:
+        value = getattr(options, name)
+        if value is not None:
+            params[name] = value
+    if options.logit_bias:
+        params["logit_bias"] = _logit_bias(options.logit_bias, tokenizer)
+    if options.seed is not None and temperature > 0:
+        _require_seeds(settings)
+        params["sampling_seed"] = options.seed
+    return params
+
+
+def for_choice(params: dict[str, Any], index: int) -> dict[str, Any]:
+    """Parameters of choice ``index`` of ``n``: a seed moves on, so that choices differ and can be had again."""
+    if index == 0 or "sampling_seed" not in params:
+        return params
+    seed = params["sampling_seed"] + index
+    return {**params, "sampling_seed": seed if seed < 2**63 else seed - 2**64}
+
+
+def _require_seeds(settings: GatewaySettings) -> None:
+    if not settings.seeded_sampling:
+        raise ApiError(
+            400,
+            "seed cannot be honoured: the engine does not sample deterministically. Send temperature=0, leave "
+            "seed out, or run the engine with --enable-deterministic-inference and set seeded_sampling.",
+            code="unsupported_value",
+            param="seed",
+        )
+
+
+def _logit_bias(biases: dict[str, float], tokenizer: K3Tokenizer) -> dict[str, float]:
+    """Biases by token id, text tokens only: control tokens are the protocol's, not the client's."""
+    for name in biases:
+        if not (name.isascii() and name.isdigit() and int(name) < tokenizer.base_tokens):
+            raise ApiError(
+                400,
+                f"logit_bias has the key {name!r}; keys are ids of text tokens, 0 to {tokenizer.base_tokens - 1}.",
+                code="invalid_value",
+                param="logit_bias",
+            )
+    return biases

@@ -1,0 +1,75 @@
+"""Everything that can be set about a gateway, validated; unknown keys are refused."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agent_runtime.errors import SettingsError
+
+MIB = 1024 * 1024
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class GatewaySettings(BaseModel):
+    """Settings of one gateway process; the file of ``python -m agent_runtime.gateway`` is this as JSON."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Annotated[str, Field(min_length=1)]
+    """Name the model is served under; requests must use it or an alias."""
+    model_aliases: tuple[str, ...] = ()
+    engine_url: str = "http://127.0.0.1:30000"
+    tokenizer_dir: Path
+    """Folder with ``tiktoken.model`` (and ``tokenizer_config.json`` when its ids differ from the release's)."""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+
+    context_len: Count
+    """Tokens of prompt plus output the engine can hold for one request."""
+    max_output_tokens: Count = 131_072
+    """Output budget of a request that names none; clamped to what the prompt leaves of ``context_len``."""
+    default_temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    default_top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    max_choices: Count = 8
+    """Largest ``n`` of a request."""
+    constrained_by_default: bool = False
+    """Hold every turn to the K3 turn grammar. For untrained weights, which would not write a legal turn."""
+    seeded_sampling: bool = False
+    """The engine runs with ``--enable-deterministic-inference``; without it SGLang ignores seeds, so a request
+    with one is refused."""
+
+    max_body_bytes: Count = 64 * MIB
+    keep_alive_s: Seconds = 15.0
+    """Silence on a stream after which a comment line is sent, so that no proxy or client gives up on it."""
+    engine_connect_timeout_s: Seconds = 5.0
+    engine_idle_timeout_s: Seconds = 900.0
+    """Silence of the engine after which a request fails; covers queueing and the longest prefill."""
+    shutdown_grace_s: Count = 10
+    """Whole seconds running requests may go on after SIGTERM or SIGINT before they are aborted."""
+
+    recorded_tokens: Count = 16_000_000
+    """Output tokens kept for exact replay, 4 bytes each."""
+    recorded_turns: Count = 100_000
+
+    @classmethod
+    def from_file(cls, path: Path) -> "GatewaySettings":
+        """Read a JSON file. Raises SettingsError that names the file, the key, its value and what is allowed."""
+        try:
+            values: Any = json.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise SettingsError(f"cannot read settings file {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise SettingsError(f"settings file {path} is not JSON: {error}") from error
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, item['loc'])) or 'file'}={item['input']!r}: {item['msg']}"
+                for item in error.errors(include_url=False)
+            )
+            allowed = ", ".join(cls.model_fields)
+            raise SettingsError(f"settings file {path}: {problems}. Keys: {allowed}") from error

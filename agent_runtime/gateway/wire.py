@@ -1,0 +1,129 @@
+"""The JSON of chat completions: one message, or chunks of a stream."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agent_runtime.gateway.choice import Delivered, Delta
+from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.prompt import Replay
+from k3_sglang.chat.types import Channel, ToolCall
+
+DONE_EVENT = b"data: [DONE]\n\n"
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one choice; ``cached_tokens`` are the prompt tokens the engine did not compute again."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every object of one completion repeats."""
+
+    id: str
+    created: int
+    model: str
+    replay: Replay
+
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        """One event of a stream."""
+        head = {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self.created,
+            "model": self.model,
+        }
+        return event({**head, "choices": choices, **more})
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """An event with new text or a piece of a call."""
+        return self.chunk([{"index": index, "delta": delta, "finish_reason": None}])
+
+    def end(self, index: int, delivered: Delivered) -> bytes:
+        """The last event of one choice: an empty delta and the reason."""
+        nothing: Delta = {}
+        choice = {"index": index, "delta": nothing, "finish_reason": delivered.finish_reason, **_notes(delivered)}
+        return self.chunk([choice], k3=self._k3())
+
+    def usage(self, usages: Sequence[Usage]) -> bytes:
+        """The event with the counts, after all choices."""
+        return self.chunk([], usage=usage_object(usages))
+
+    def completion(self, start: Channel, choices: Sequence[Delivered], usages: Sequence[Usage]) -> dict[str, Any]:
+        """The whole answer as one object."""
+        return {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [
+                {
+                    "index": index,
+                    "message": _message(start, delivered),
+                    "finish_reason": delivered.finish_reason,
+                    **_notes(delivered),
+                }
+                for index, delivered in enumerate(choices)
+            ],
+            "usage": usage_object(usages),
+            "k3": self._k3(),
+        }
+
+    def _k3(self) -> dict[str, Any]:
+        return {"replay": {"verdict": self.replay.verdict, **asdict(self.replay)}}
+
+
+def event(value: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """A failure after the stream has begun: clients of OpenAI look for the key ``error``."""
+    return event(error.body())
+
+
+def usage_object(usages: Sequence[Usage]) -> dict[str, Any]:
+    """OpenAI's ``usage``: the prompt counts once, the outputs of all choices add up."""
+    first = usages[0]
+    completion_tokens = sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": first.prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": first.prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
+    }
+
+
+def _message(start: Channel, delivered: Delivered) -> dict[str, Any]:
+    message = delivered.message
+    body: dict[str, Any] = {"role": "assistant"}
+    if start == "think" or message.reasoning:
+        body["reasoning_content"] = message.reasoning or ""
+    body["content"] = message.content or (None if message.tool_calls else "")
+    if message.tool_calls:
+        body["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return body
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _notes(delivered: Delivered) -> dict[str, Any]:
+    """Choice-level extension: only there when there is something to tell."""
+    notes: dict[str, Any] = {}
+    if delivered.incomplete_calls:
+        notes["incomplete_tool_calls"] = [asdict(call) for call in delivered.incomplete_calls]
+    if delivered.warnings:
+        notes["warnings"] = list(delivered.warnings)
+    return {"k3": notes} if notes else {}

@@ -1,0 +1,1 @@
+"""What the runtime remembers about conversations: the token ids each turn really consisted of."""

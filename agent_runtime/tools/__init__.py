@@ -1,0 +1,1 @@
+"""Tools an agent may call: the registry, and the built-in file and shell tools."""
