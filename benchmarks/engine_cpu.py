@@ -45,7 +45,7 @@ VOCABULARY = 1792
 
 DECODE_TOKENS = 256
 REPETITIONS = 5
-GATEWAY_REQUESTS = 30
+GATEWAY_REQUESTS = 20
 GATEWAY_NEW_TOKENS = 8
 
 
@@ -104,9 +104,9 @@ def prefill_rate(engine: httpx.Client, length: int, source: random.Random) -> fl
     return length / seconds
 
 
-def gateway_overhead_ms(engine: httpx.Client, gateway: httpx.Client, model: str, tokenizer: K3Tokenizer) -> list[float]:
-    """Milliseconds a chat completion takes longer than its own engine request, request by request."""
-    overheads = []
+def gateway_overhead_ms(engine: httpx.Client, gateway: httpx.Client, model: str, tokenizer: K3Tokenizer) -> float:
+    """Milliseconds a chat completion takes longer than its own engine request: difference of medians, taken in turn."""
+    direct, through = [], []
     for number in range(GATEWAY_REQUESTS):
         messages = [{"role": "user", "content": f"Question {number}: how do you do?"}]
         request = parse_request({"messages": messages})
@@ -121,10 +121,9 @@ def gateway_overhead_ms(engine: httpx.Client, gateway: httpx.Client, model: str,
         direct_body = {"input_ids": list(prompt.ids), "sampling_params": sampling}
         chat_body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": GATEWAY_NEW_TOKENS}
         engine.post("/generate", json=direct_body).raise_for_status()  # both measured calls hit the same prefix
-        direct = timed(engine, "/generate", direct_body)
-        through = timed(gateway, "/v1/chat/completions", chat_body)
-        overheads.append((through - direct) * 1e3)
-    return overheads
+        direct.append(timed(engine, "/generate", direct_body))
+        through.append(timed(gateway, "/v1/chat/completions", chat_body))
+    return (statistics.median(through) - statistics.median(direct)) * 1e3
 
 
 def timed(client: httpx.Client, path: str, body: dict[str, object]) -> float:
@@ -167,7 +166,8 @@ def measure(engine_url: str, gateway_url: str, checkpoint: Path) -> list[Figure]
                 for name, value in taken.items():
                     samples.setdefault(name, []).append(value)
         model = gateway.get("/v1/models").json()["data"][0]["id"]
-        overhead = gateway_overhead_ms(engine, gateway, model, K3Tokenizer.from_dir(checkpoint))
+        tokenizer = K3Tokenizer.from_dir(checkpoint)
+        overhead = [gateway_overhead_ms(engine, gateway, model, tokenizer) for _ in range(REPETITIONS)]
     ratios = [a / b for a, b in zip(samples["decode, batch 1"], samples["reference module, batch 1"], strict=True)]
     return [
         *(figure(name, "tokens/s", values) for name, values in samples.items()),

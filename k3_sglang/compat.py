@@ -28,6 +28,7 @@ UPSTREAM: dict[str, str] = {
     "CpuDeviceMixin": "sglang.srt.platforms.cpu:CpuDeviceMixin",
     "PlatformEnum": "sglang.srt.platforms.device_mixin:PlatformEnum",
     # configuration
+    "ServerArgs": "sglang.srt.server_args:ServerArgs",
     "KimiLinearConfig": "sglang.srt.configs.kimi_linear:KimiLinearConfig",
     "get_parallel": "sglang.srt.runtime_context:get_parallel",
     # model building blocks

@@ -35,6 +35,8 @@ class ResidualBank:
         self._inverse_rms = torch.empty(num_tokens, max_rows + 1, dtype=torch.float32, device=like.device)
         self._eps = eps
         self._frozen = 0
+        self._live: torch.Tensor | None = None
+        """Stream that the live row holds; a block start freezes the stream it has just mixed."""
 
     @property
     def num_frozen(self) -> int:
@@ -51,9 +53,13 @@ class ResidualBank:
             raise ValueError(f"the residual bank holds {self._rows.shape[1] - 1} rows and all are frozen already")
         self._write(stream)
         self._frozen += 1
+        self._live = None
 
     def _write(self, stream: torch.Tensor) -> None:
-        """Put [T, C] into the live row; float() copies nothing when the stream is fp32 already."""
+        """Put [T, C] into the live row, unless it is there already."""
+        if stream is self._live:
+            return
+        self._live = stream
         self._rows[:, self._frozen] = stream
         wide = stream.float()
         self._inverse_rms[:, self._frozen] = torch.rsqrt(wide.square().mean(-1).add_(self._eps))

@@ -1,4 +1,4 @@
-"""Routed experts on a CPU: gathered batched matmuls for a few tokens, one pass per expert for many."""
+"""Routed experts on a CPU: weights gathered per token for a few tokens, tokens gathered per expert for many."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from k3_sglang.layers.situ import situ_glu
 
 GATHER_MAX_PAIRS = 32
 """Up to this many (token, expert) pairs, copying the chosen experts' weights beats a Python loop over experts."""
+
+MAX_PADDING = 3
+"""Padded rows per real row up to which one batched matmul over all experts beats one matmul per expert."""
 
 
 def run_experts(
@@ -34,7 +37,7 @@ def run_experts(
     """
     if ids.numel() <= GATHER_MAX_PAIRS:
         return _gathered(latent, ids, weights, w13, w2, situ)
-    return _per_expert(latent, ids, weights, w13, w2, situ)
+    return _grouped(latent, ids, weights, w13, w2, situ)
 
 
 def _gathered(
@@ -53,7 +56,7 @@ def _gathered(
     return torch.bmm(weights.unsqueeze(1), out.float()).squeeze(1)
 
 
-def _per_expert(
+def _grouped(
     latent: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
@@ -61,19 +64,47 @@ def _per_expert(
     w2: torch.Tensor,
     situ: SituConfig,
 ) -> torch.Tensor:
+    """Tokens sorted by expert; experts with equal padding in one batched matmul, or one after the other."""
     num_tokens, chosen = ids.shape
-    order = ids.reshape(-1).argsort(stable=True)
-    tokens = order // chosen
-    inputs = latent[tokens]
-    out = torch.empty(order.numel(), w2.shape[1], dtype=latent.dtype, device=latent.device)
-    start = 0
-    for expert, count in enumerate(torch.bincount(ids.reshape(-1), minlength=w13.shape[0]).tolist()):
-        if not count:
-            continue
-        rows = slice(start, start + count)
-        act = situ_glu(F.linear(inputs[rows], w13[expert]), situ)
-        out[rows] = F.linear(act, w2[expert])
-        start += count
+    num_experts = w13.shape[0]
+    flat = ids.reshape(-1)
+    order = flat.argsort(stable=True)
+    counts = torch.bincount(flat, minlength=num_experts)
+    rows = latent[order // chosen]
+    longest = int(counts.max())
+    if num_experts * longest <= MAX_PADDING * order.numel():
+        out = _batched(rows, flat[order], counts, longest, w13, w2, situ)
+    else:
+        out = _one_by_one(rows, counts.tolist(), w13, w2, situ)
     paired = torch.empty_like(out)
     paired[order] = out
     return torch.bmm(weights.unsqueeze(1), paired.view(num_tokens, chosen, -1).float()).squeeze(1)
+
+
+def _batched(
+    rows: torch.Tensor,
+    experts: torch.Tensor,
+    counts: torch.Tensor,
+    longest: int,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    situ: SituConfig,
+) -> torch.Tensor:
+    """Outputs [P, L] of P rows sorted by expert, every expert padded to ``longest`` rows."""
+    starts = counts.cumsum(0) - counts
+    place = torch.arange(rows.shape[0], device=rows.device) - starts[experts] + experts * longest
+    padded = rows.new_zeros(counts.numel() * longest, rows.shape[1])
+    padded[place] = rows
+    act = situ_glu(torch.bmm(padded.view(counts.numel(), longest, -1), w13.transpose(1, 2)), situ)
+    return torch.bmm(act, w2.transpose(1, 2)).flatten(0, 1)[place]
+
+
+def _one_by_one(
+    rows: torch.Tensor, counts: list[int], w13: torch.Tensor, w2: torch.Tensor, situ: SituConfig
+) -> torch.Tensor:
+    """Outputs [P, L] of P rows sorted by expert, computing only experts that have rows."""
+    outputs = []
+    for expert, part in enumerate(rows.split(counts)):
+        if part.shape[0]:
+            outputs.append(F.linear(situ_glu(F.linear(part, w13[expert]), situ), w2[expert]))
+    return torch.cat(outputs)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from k3_sglang.compat import RadixLinearAttention
 from k3_sglang.config import TextConfig
+from k3_sglang.layers.norm import gated_rms_norm
 from k3_sglang.layers.parallel import Ranks, weight
 
 
@@ -68,20 +69,3 @@ class KDALayer(torch.nn.Module):
         o = self.attn(forward_batch, mixed_qkv=qkv, a=forget, b=beta.unsqueeze(0))  # [1, T, H, V]
         gated = gated_rms_norm(o.view(-1, self.heads, self.head_dim), output_gate, self.o_norm, self.eps)
         return self._ranks.all_reduce(F.linear(gated, self.o_proj))
-
-
-def gated_rms_norm(o: torch.Tensor, gate: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``RMSNorm(o) * weight * sigmoid(gate)``, all fp32 with one final cast.
-
-    Args:
-        o: [T, H, V] in the model dtype.
-        gate: [T, H * V] raw output gate.
-        norm_weight: [V] fp32.
-
-    Returns:
-        [T, H * V] in the dtype of ``o``.
-    """
-    wide = o.float()
-    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    normed = (wide * inverse).mul_(norm_weight).flatten(-2)
-    return normed.mul_(torch.sigmoid(gate.float())).to(o.dtype)

@@ -1,4 +1,4 @@
-"""RMSNorm in the released rounding order: normalise in fp32, round to the model dtype, then multiply by the weight."""
+"""RMSNorm in the released rounding order, and the gated norm of KDA's output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """``weight * cast(x * rsqrt(mean(x^2) + eps))`` over the last axis.
+    """``weight * cast(x * rsqrt(mean(x^2) + eps))`` over the last axis: fp32, rounded once, weight in the model dtype.
 
     Args:
         x: [..., C] in the model dtype.
@@ -16,3 +16,20 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
     return (wide * inverse).to(x.dtype) * weight
+
+
+def gated_rms_norm(o: torch.Tensor, gate: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """``RMSNorm(o) * weight * sigmoid(gate)``, all fp32 with one final cast.
+
+    Args:
+        o: [T, H, V] in the model dtype.
+        gate: [T, H * V] raw output gate.
+        norm_weight: [V] fp32.
+
+    Returns:
+        [T, H * V] in the dtype of ``o``.
+    """
+    wide = o.float()
+    inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+    normed = (wide * inverse).mul_(norm_weight).flatten(-2)
+    return normed.mul_(torch.sigmoid(gate.float())).to(o.dtype)

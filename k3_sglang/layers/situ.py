@@ -18,6 +18,6 @@ def situ_glu(gate_up: torch.Tensor, situ: SituConfig) -> torch.Tensor:
         [..., I] in the dtype of ``gate_up``.
     """
     gate, up = gate_up.float().chunk(2, dim=-1)
-    bounded_gate = torch.tanh(gate / situ.beta).mul_(situ.beta).mul_(torch.sigmoid(gate))
-    bounded_up = torch.tanh(up / situ.linear_beta).mul_(situ.linear_beta)
-    return bounded_gate.mul_(bounded_up).to(gate_up.dtype)
+    gated = (gate * (1 / situ.beta)).tanh_().mul_(torch.sigmoid(gate))
+    bounded_up = (up * (1 / situ.linear_beta)).tanh_()
+    return gated.mul_(bounded_up).mul_(situ.beta * situ.linear_beta).to(gate_up.dtype)

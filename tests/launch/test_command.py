@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -105,21 +106,32 @@ def test_a_dry_run_prints_a_command_for_the_shell(checkpoint: Path) -> None:
     assert text == "A='' PATH=/bin python -m x \\\n  --name 'a b'"
 
 
-def test_sglang_accepts_every_flag_of_every_preset(
-    checkpoint: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server_args = pytest.importorskip("sglang.srt.server_args", reason="the engine is not installed")
-    from k3_sglang import compat
-    from k3_sglang.platform_cpu import ATTENTION_BACKEND
+PARSE = """
+import argparse, json, sys
+from k3_sglang import compat
+from k3_sglang.platform_cpu import ATTENTION_BACKEND
+compat.add_attention_backend_choices([ATTENTION_BACKEND])
+parser = argparse.ArgumentParser()
+compat.ServerArgs.add_cli_args(parser)
+parsed = vars(parser.parse_args(sys.argv[1:]))
+wanted = ("mamba_radix_cache_strategy", "max_mamba_cache_size", "attention_backend")
+print(json.dumps({name: parsed[name] for name in wanted}))
+"""
 
-    compat.add_attention_backend_choices([ATTENTION_BACKEND])
-    parser = argparse.ArgumentParser()
-    server_args.ServerArgs.add_cli_args(parser)
+
+@pytest.mark.parametrize("preset", ["tiny.yaml", "k3-8gpu.yaml"])
+def test_sglang_accepts_every_flag_of_a_preset(
+    checkpoint: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    """In a process of its own: importing SGLang changes a process for good."""
     monkeypatch.setattr(stage, "cuda_devices", lambda: 8)
-    for preset in ("tiny.yaml", "k3-8gpu.yaml"):
-        values = {**read_file(repository / "configs" / preset), "model": str(checkpoint), "context_len": 4096}
-        plan = resolve(validate(values, source=preset))
-        parsed = parser.parse_args(command.engine_command(plan)[3:])
-        assert parsed.mamba_radix_cache_strategy == "extra_buffer"
-        assert parsed.max_mamba_cache_size == plan.state_slots
-        assert parsed.attention_backend == (ATTENTION_BACKEND if plan.device == "cpu" else None)
+    values = {**read_file(repository / "configs" / preset), "model": str(checkpoint), "context_len": 4096}
+    plan = resolve(validate(values, source=preset))
+    program = [sys.executable, "-W", "ignore", "-c", PARSE, *command.engine_command(plan)[3:]]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "mamba_radix_cache_strategy": "extra_buffer",
+        "max_mamba_cache_size": plan.state_slots,
+        "attention_backend": "k3_cpu" if plan.device == "cpu" else None,
+    }

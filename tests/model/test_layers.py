@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from k3_sglang.config import MoEConfig, SituConfig
 from k3_sglang.layers.attn_residual import ResidualBank
 from k3_sglang.layers.experts import GATHER_MAX_PAIRS, run_experts
-from k3_sglang.layers.kda import gated_rms_norm
 from k3_sglang.layers.moe import route
-from k3_sglang.layers.norm import rms_norm
+from k3_sglang.layers.norm import gated_rms_norm, rms_norm
 from k3_sglang.layers.parallel import Ranks
 from k3_sglang.layers.situ import situ_glu
 from k3_sglang.reference import ops
@@ -89,13 +88,17 @@ def test_the_correction_bias_chooses_experts_but_never_weighs_them() -> None:
     close(weights, scores / scores.sum(-1, keepdim=True))
 
 
+@pytest.mark.parametrize("one_sided", [False, True])
 @pytest.mark.parametrize("tokens", [1, 2, GATHER_MAX_PAIRS // 3, GATHER_MAX_PAIRS // 3 + 1, 40])
-def test_few_and_many_tokens_give_the_sum_over_chosen_experts(tokens: int) -> None:
+def test_few_and_many_tokens_give_the_sum_over_chosen_experts(tokens: int, one_sided: bool) -> None:
+    """Balanced routing takes the batched form; with all tokens on the same experts padding would waste too much."""
     torch.manual_seed(tokens)
     latent = torch.randn(tokens, MOE.latent_size)
     w13 = torch.randn(MOE.num_experts, 2 * MOE.intermediate_size, MOE.latent_size)
     w2 = torch.randn(MOE.num_experts, MOE.latent_size, MOE.intermediate_size)
     ids = torch.stack([torch.randperm(MOE.num_experts)[: MOE.experts_per_token] for _ in range(tokens)])
+    if one_sided:
+        ids[:] = ids[0].clone()
     weights = torch.rand(tokens, MOE.experts_per_token)
     wanted = torch.zeros(tokens, MOE.latent_size)
     for t in range(tokens):
