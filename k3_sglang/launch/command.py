@@ -56,7 +56,7 @@ def _common_flags(resolved: Resolved) -> list[Flag]:
         Flag("port", str(resolved.engine_port), "chosen by the launcher, told to the gateway"),
         Flag("device", resolved.device, "decided once, here"),
         Flag("tp-size", str(settings.tp), "tensor-parallel ranks"),
-        Flag("dtype", settings.dtype, "type of weights and activations"),
+        Flag("dtype", resolved.dtype, "type of weights and activations"),
         Flag("context-length", str(resolved.context_len), "requests beyond it are refused, not truncated"),
         Flag("log-level", settings.log_level, "same as the gateway's"),
         Flag(

@@ -34,6 +34,8 @@ class Resolved:
     """``cpu`` or ``cuda``."""
     engine_port: int
     gateway_port: int
+    dtype: str
+    """Of weights and activations; ``auto`` is the checkpoint's."""
     context_len: int
     """Most tokens of prompt and output together."""
     max_running_requests: int | None
@@ -86,6 +88,8 @@ def resolve(settings: LaunchSettings) -> Resolved:
         device=device,
         engine_port=settings.engine_port or free_port(LOOPBACK),
         gateway_port=settings.port or free_port(settings.host),
+        # CPUs without bfloat16 units multiply float32 several times faster.
+        dtype="float32" if cpu and settings.dtype == "auto" else settings.dtype,
         context_len=resolve_context_len(settings.context_len, config.text.max_position_embeddings),
         max_running_requests=settings.max_running_requests or (CPU_MAX_RUNNING_REQUESTS if cpu else None),
         kv_tokens=settings.kv_tokens or (CPU_KV_TOKENS if cpu else None),

@@ -38,7 +38,7 @@ class LaunchSettings(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses a GPU when the driver shows one")
     tp: Count = Field(1, description="tensor-parallel ranks")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="type of weights and activations; auto reads the checkpoint"
+        "auto", description="type of weights and activations; auto: float32 on cpu, else the checkpoint's"
     )
     context_len: Count | None = Field(None, description="tokens a request may span; default: the model's maximum")
     max_running_requests: Count | None = Field(None, description="requests decoded together")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from k3_sglang.config import TextConfig
 from k3_sglang.kernels.mxfp4 import GROUP_SIZE
 from k3_sglang.kernels.mxfp4 import decode as decode_mxfp4
 from k3_sglang.layers.attn_residual import ResidualScore
+from k3_sglang.layers.decoder import K3TextModel
 from k3_sglang.layers.ffn import DenseMLP
 from k3_sglang.layers.kda import KDALayer
 from k3_sglang.layers.mla import MLALayer
 from k3_sglang.layers.moe import LatentMoE
 from k3_sglang.layers.parallel import Ranks
 from k3_sglang.loading.slots import BYTES, FLOATS, Pair, Slot
-
-if TYPE_CHECKING:
-    from k3_sglang.models.kimi_k3 import K3TextModel
 
 PREFIX = "language_model."
 """Prefix of every text tensor in the release."""

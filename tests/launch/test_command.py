@@ -101,6 +101,11 @@ def test_the_gateway_accepts_its_settings(checkpoint: Path) -> None:
     assert settings.seeded_sampling
 
 
+@pytest.mark.parametrize(("asked", "given"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+def test_a_cpu_multiplies_float32_unless_told_otherwise(checkpoint: Path, asked: str, given: str) -> None:
+    assert flags(resolved(checkpoint, dtype=asked))["dtype"] == given
+
+
 def test_a_dry_run_prints_a_command_for_the_shell(checkpoint: Path) -> None:
     text = report.command_lines(["python", "-m", "x", "--name", "a b"], {"PATH": "/bin", "A": ""})
     assert text == "A='' PATH=/bin python -m x \\\n  --name 'a b'"

@@ -1,0 +1,82 @@
+"""The decoder stack: embedding, layers with their residual mixtures, final mixture, norm and output head.
+
+Architecture facts (each with its ``config.json`` key; equations in the layer files):
+
+- 93 layers, 69 KDA and 24 gated MLA, by ``linear_attn_config.kda_layers`` / ``full_attn_layers`` (1-based there).
+- Attention Residuals: each sub-layer reads a mixture of frozen streams (``attn_res_block_size``); at a block start the
+  old stream is frozen and not added to the new one.
+- layer 0 has a dense MLP (``first_k_dense_replace``), all others the Stable LatentMoE.
+- untied embedding and head, no rotary embedding, ``rms_norm_eps`` 1e-5 except inside MLA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from k3_sglang.compat import ParallelLMHead, VocabParallelEmbedding
+from k3_sglang.config import TextConfig
+from k3_sglang.layers.attn_residual import ResidualBank, ResidualScore
+from k3_sglang.layers.ffn import DenseMLP
+from k3_sglang.layers.kda import KDALayer
+from k3_sglang.layers.mla import MLALayer
+from k3_sglang.layers.moe import LatentMoE
+from k3_sglang.layers.norm import rms_norm
+from k3_sglang.layers.parallel import Ranks, weight
+
+
+class K3DecoderLayer(torch.nn.Module):
+    """One layer: mixture, attention, mixture, FFN."""
+
+    def __init__(self, config: TextConfig, index: int, ranks: Ranks) -> None:
+        super().__init__()
+        self.index = index
+        self.eps = config.rms_norm_eps
+        self.block_start = config.is_block_start(index)
+        self.attention_score = ResidualScore(config.hidden_size)
+        self.ffn_score = ResidualScore(config.hidden_size)
+        self.input_norm = weight(config.hidden_size)
+        self.post_attention_norm = weight(config.hidden_size)
+        kda = config.layer_kinds[index] == "kda"
+        self.attention = KDALayer(config, index, ranks) if kda else MLALayer(config, index, ranks)
+        self.ffn = DenseMLP(config, ranks) if config.is_dense(index) else LatentMoE(config, ranks)
+
+    def weights_changed(self) -> None:
+        """Drop values derived from weights."""
+        if isinstance(self.attention, KDALayer):
+            self.attention.attn.cpu_constants = None
+
+    def forward(self, stream: torch.Tensor, bank: ResidualBank, forward_batch: Any) -> torch.Tensor:
+        """Advance the running stream [T, C] by this layer."""
+        mixed = bank.mix(stream, self.attention_score.weight) if bank.num_frozen else stream
+        if self.block_start:
+            bank.freeze(stream)
+        attended = self.attention(rms_norm(mixed, self.input_norm, self.eps), forward_batch)
+        stream = attended if self.block_start else stream + attended
+        mixed = bank.mix(stream, self.ffn_score.weight)
+        return stream + self.ffn(rms_norm(mixed, self.post_attention_norm, self.eps))
+
+
+class K3TextModel(torch.nn.Module):
+    """Embedding, decoder stack, final mixture, norm and output head."""
+
+    def __init__(self, config: TextConfig, ranks: Ranks) -> None:
+        super().__init__()
+        self.k3 = config
+        self.ranks = ranks
+        self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
+        self.stack = tuple(K3DecoderLayer(config, i, ranks) for i in range(config.num_layers))
+        self.layers = torch.nn.ModuleList(self.stack)
+        self.output_score = ResidualScore(config.hidden_size)
+        self.norm = weight(config.hidden_size)
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
+        self.max_bank_rows = sum(config.is_block_start(i) for i in range(config.num_layers))
+
+    def forward(self, input_ids: torch.Tensor, forward_batch: Any, embeds: torch.Tensor | None) -> torch.Tensor:
+        """Token ids [T] (or embeddings [T, C]) to normed hidden states [T, C]."""
+        stream = self.embed_tokens(input_ids) if embeds is None else embeds
+        bank = ResidualBank(stream.shape[0], self.max_bank_rows, stream, self.k3.rms_norm_eps)
+        for layer in self.stack:
+            stream = layer(stream, bank, forward_batch)
+        return rms_norm(bank.mix(stream, self.output_score.weight), self.norm, self.k3.rms_norm_eps)
