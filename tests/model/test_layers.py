@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from k3_sglang.config import MoEConfig, SituConfig
 from k3_sglang.layers.attn_residual import ResidualBank
-from k3_sglang.layers.experts import GATHER_MAX_PAIRS, run_experts
+from k3_sglang.layers.experts import PER_TOKEN_MAX, run_experts
 from k3_sglang.layers.moe import route
 from k3_sglang.layers.norm import gated_rms_norm, rms_norm
 from k3_sglang.layers.parallel import Ranks
@@ -89,7 +89,7 @@ def test_the_correction_bias_chooses_experts_but_never_weighs_them() -> None:
 
 
 @pytest.mark.parametrize("one_sided", [False, True])
-@pytest.mark.parametrize("tokens", [1, 2, GATHER_MAX_PAIRS // 3, GATHER_MAX_PAIRS // 3 + 1, 40])
+@pytest.mark.parametrize("tokens", [1, PER_TOKEN_MAX, PER_TOKEN_MAX + 1, 13, 40])
 def test_few_and_many_tokens_give_the_sum_over_chosen_experts(tokens: int, one_sided: bool) -> None:
     """Balanced routing takes the batched form; with all tokens on the same experts padding would waste too much."""
     torch.manual_seed(tokens)
