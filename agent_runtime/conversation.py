@@ -124,9 +124,10 @@ class Conversation:
 
         Raises:
             ConversationError: a call waits for its result and `message` is none, `message` is a result
-                nobody waits for, a user message is blank, or an assistant message is empty or repeats a call
-                id.
+                nobody waits for, a user message is blank, an assistant message is empty or repeats a call
+                id, or the content holds half of a surrogate pair.
         """
+        _check_sendable(message)
         if message.role == "tool":
             if message.tool_call_id not in self._open:
                 raise ConversationError(
@@ -169,6 +170,17 @@ class Conversation:
             raise ConversationError(f"call ids {ids} are empty or not unique in this conversation")
         self._call_ids.update(ids)
         self._open = {call.id: call for call in message.tool_calls}
+
+
+def _check_sendable(message: Message) -> None:
+    """A history can only grow, so what no request can carry must not get into it."""
+    try:
+        str(message.content).encode()
+    except UnicodeEncodeError as error:
+        raise ConversationError(
+            f"{message.role} message with half of a surrogate pair, which has no UTF-8 form; "
+            "decode it with errors='replace' first"
+        ) from error
 
 
 def to_wire(message: Message) -> WireMessage:

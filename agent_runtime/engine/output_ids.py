@@ -85,11 +85,17 @@ class OutputIds:
         new_ids = self._new_ids(cast("list[int]", ids), fields.get("completion_tokens"))
         return Chunk(
             ids=tuple(new_ids),
-            prompt_tokens=int(fields.get("prompt_tokens") or self._prompt_len),
-            cached_tokens=int(fields.get("cached_tokens") or 0),
+            prompt_tokens=self._count(fields, "prompt_tokens") or self._prompt_len,
+            cached_tokens=self._count(fields, "cached_tokens"),
             completion_tokens=self._received_tokens,
             finish=finish,
         )
+
+    def _count(self, fields: Mapping[str, Any], key: str) -> int:
+        value = fields.get(key)
+        if value is not None and not isinstance(value, int):
+            raise EngineProtocolError(f"{key} is no integer: {value!r}", self._rid)
+        return value or 0
 
     def _new_ids(self, ids: list[int], total_tokens: Any) -> list[int]:
         if not isinstance(total_tokens, int):
@@ -108,6 +114,9 @@ class OutputIds:
                 f"{received} ids received and {len(ids)} in this event, but completion_tokens={total_tokens}",
                 self._rid,
             )
+        odd = next((token for token in new_ids if type(token) is not int or token < 0), None)
+        if odd is not None:
+            raise EngineProtocolError(f"output_ids holds {odd!r}, which is no token id", self._rid)
         if new_ids:
             self._received_tokens = received + len(new_ids)
             self._last_id = new_ids[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -97,10 +97,10 @@ class TurnBuilder:
     def partial(self) -> PartialTurn:
         """Everything that has arrived so far."""
         calls = tuple(
-            ToolCall(call.id or f"call_{uuid.uuid4().hex}", call.name, "".join(call.arguments))
+            ToolCall(call.id or f"call_{uuid.uuid4().hex}", call.name, _joined(call.arguments))
             for _, call in sorted(self._calls.items())
         )
-        return PartialTurn("".join(self._reasoning), "".join(self._content), calls)
+        return PartialTurn(_joined(self._reasoning), _joined(self._content), calls)
 
     def _add_delta(self, delta: ChoiceDelta | None) -> None:
         if delta is None:
@@ -129,6 +129,16 @@ class TurnBuilder:
         if self._first is None:
             self._first = time.monotonic()
         self._on_delta(delta)
+
+
+def _joined(pieces: Sequence[str]) -> str:
+    """The pieces as one text that a request can carry.
+
+    Servers that count in UTF-16 cut an astral character into two halves; half a pair that stays alone has no UTF-8
+    form and becomes U+FFFD.
+    """
+    text = "".join(pieces)
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _reasoning(delta: ChoiceDelta) -> str:

@@ -7,12 +7,16 @@ from starlette.requests import ClientDisconnect, Request
 
 from agent_runtime.gateway.errors import ApiError
 
+_LENGTH_DIGITS = 20
+"""No length needs more; what is sent is counted anyway."""
+
 
 async def read_json_object(request: Request, max_body_bytes: int) -> tuple[dict[str, Any], int]:
     """The body's object and its size in bytes. Raises ApiError; ClientDisconnect when the client left."""
     raw = await _read(request, max_body_bytes)
     try:
-        value: Any = json.loads(raw, parse_constant=_refuse_constant)
+        # Decoded here and strictly: json.loads would let UTF-16 and surrogates encoded like characters pass.
+        value: Any = json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except RecursionError as error:
         raise _invalid("it is nested too deeply") from error
     except ValueError as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
@@ -27,7 +31,7 @@ async def read_json_object(request: Request, max_body_bytes: int) -> tuple[dict[
 
 async def _read(request: Request, max_body_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_body_bytes:
+    if declared.isdecimal() and len(declared) <= _LENGTH_DIGITS and int(declared) > max_body_bytes:
         raise _too_large(max_body_bytes, f"{declared} bytes were announced")
     raw = bytearray()
     async for piece in request.stream():

@@ -71,7 +71,7 @@ class Choice:
         """
         if self._finder.found is not None:
             return True
-        return self._parser.done and self._ids[-1] != self._end_of_msg
+        return self._parser.done and not self._parser.turn.finished
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Deltas that new output ids make visible."""
@@ -144,7 +144,7 @@ class Choice:
             tool_calls=complete,
         )
         finish_reason: FinishReason = "length" if cut else "tool_calls" if complete else "stop"
-        said_all = not cut and not stop_found and not incomplete and "calls_not_allowed" not in turn.warnings
+        said_all = turn.finished and not (cut or stop_found or incomplete or "calls_not_allowed" in turn.warnings)
         return Delivered(
             message=message,
             finish_reason=finish_reason,
@@ -156,5 +156,6 @@ class Choice:
         )
 
     def _whole_ids(self) -> tuple[int, ...] | None:
-        """All ids if the model itself ended the message, else None."""
-        return tuple(self._ids) if self._ids[-1:] == [self._end_of_msg] else None
+        """All ids if the model itself ended the message, once and with nothing behind, else None."""
+        is_whole = self._end_of_msg in self._ids and self._ids.index(self._end_of_msg) == len(self._ids) - 1
+        return tuple(self._ids) if is_whole else None

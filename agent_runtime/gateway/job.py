@@ -17,6 +17,7 @@ from agent_runtime.ledger.recorded import RecordedTurns
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.grammar import constraint
 from k3_sglang.chat.request import parse_request
+from k3_sglang.chat.request_fields import shown
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import ChatRequest
 
@@ -63,7 +64,7 @@ def prepare(body: dict[str, Any], session_header: str, gateway: Gateway) -> Job:
     if (options.n or 1) > settings.max_choices:
         raise ApiError(
             400,
-            f"n={options.n} is more than this server's limit of {settings.max_choices} choices.",
+            f"n={shown(options.n)} is more than this server's limit of {settings.max_choices} choices.",
             code="unsupported_value",
             param="n",
         )
@@ -93,7 +94,7 @@ def _require_model(model: str, settings: GatewaySettings) -> None:
     if model not in served:
         raise ApiError(
             404,
-            f"The model {model!r} is not served here; use {' or '.join(map(repr, served))}.",
+            f"The model {shown(model)} is not served here; use {' or '.join(map(repr, served))}.",
             code="model_not_found",
             param="model",
         )

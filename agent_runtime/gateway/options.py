@@ -6,10 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agent_runtime.gateway.errors import ApiError
+from k3_sglang.chat.errors import MAX_PARAM_CHARS
 from k3_sglang.chat.request import PROMPT_FIELDS
+from k3_sglang.chat.request_fields import shown
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
+MAX_NAMED = 10
+"""Faulty fields that one error names: what a client sent must not come back to it without bound."""
 
 REFUSED = {
     "logprobs": "log probabilities are not delivered: K3's text is spread over channels whose tokens are no text",
@@ -53,12 +57,14 @@ class ChatOptions(BaseModel):
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    # The engine keeps it in 32 bits, and its scheduler dies of a number that does not fit.
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    # Logits are divided by it: far below this they overflow, and sampling from NaN ends the engine.
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
 
     logprobs: Literal[False] | None = None
@@ -117,31 +123,32 @@ def parse_options(body: Mapping[str, Any]) -> ChatOptions:
     texts = [_problem(item["loc"], item["msg"], item["input"]) for item in problems]
     param = _field(problems[0]["loc"]) or None
     code = "unsupported_value" if param in REFUSED else "invalid_value"
-    raise ApiError(400, "; ".join(dict.fromkeys(texts)), code=code, param=param)
+    raise ApiError(400, "; ".join(dict.fromkeys(texts[:MAX_NAMED])), code=code, param=param)
 
 
 def _field(location: tuple[int | str, ...]) -> str:
     """Path of a field, without pydantic's names for the alternatives of a union."""
     parts = [str(part) for part in location if isinstance(part, int) or part.isidentifier()]
-    return ".".join(part for part in parts if part not in ("str", "list"))
+    path = ".".join(part for part in parts if part not in ("str", "list"))
+    return path[:MAX_PARAM_CHARS]
 
 
 def _problem(location: tuple[int | str, ...], message: str, value: Any) -> str:
     field = _field(location)
     if not field:
         return message.removeprefix("Value error, ")
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     reason = REFUSED.get(field)
-    return f"{field}={shown}: {message}" + (f" ({reason})" if reason else "")
+    return f"{field}={shown(value)}: {message}" + (f" ({reason})" if reason else "")
 
 
 def _unknown(names: list[str]) -> ApiError:
-    known = [f"{name!r} ({REFUSED[name]})" if name in REFUSED else repr(name) for name in names]
+    known = [f"{shown(name)} ({REFUSED[name]})" if name in REFUSED else shown(name) for name in names[:MAX_NAMED]]
+    if len(names) > MAX_NAMED:
+        known.append(f"{len(names) - MAX_NAMED} more")
     accepted = ", ".join(sorted({*ChatOptions.model_fields, *PROMPT_FIELDS}))
     return ApiError(
         400,
         f"Unsupported field{'s' if len(names) > 1 else ''}: {', '.join(known)}. Accepted: {accepted}.",
         code="unsupported_field",
-        param=names[0],
+        param=names[0][:MAX_PARAM_CHARS],
     )

@@ -1,13 +1,14 @@
 """A chat request to prompt ids, with recorded turns spliced in as the ids they were."""
 
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Literal
 
 from agent_runtime.ledger.recorded import ContextDigest, RecordedTurns
 from k3_sglang.chat.encode import Prompt, render
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.tokenizer import K3Tokenizer
-from k3_sglang.chat.types import ChatRequest, Message
+from k3_sglang.chat.types import Channel, ChatRequest, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +56,52 @@ def build_prompt(request: ChatRequest, tokenizer: K3Tokenizer, recorded: Recorde
 def _walk(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns) -> ReplayedPrompt:
     ids: list[int] = []
     context = ContextDigest()
-
-    def append(piece: ChatRequest) -> None:
-        new_ids = tokenizer.encode_segments(render(piece))
-        context.extend(new_ids)
-        ids.extend(new_ids)
-
     head, turns = _split(request.messages)
     bare = replace(request, tool_choice=None, response_format=None, add_generation_prompt=False)
-    append(replace(bare, messages=head))
     history = replace(bare, tools=(), effort=None)
+
+    def append(piece_ids: list[int]) -> None:
+        context.extend(piece_ids)
+        ids.extend(piece_ids)
+
+    append(tokenizer.encode_segments(render(replace(bare, messages=head))))
     exact = 0
-    for turn in turns:
-        known = recorded.find(context.digest(), request.start, turn[0])
-        if known is not None:
-            exact += 1
-            turn = (replace(turn[0], recorded_ids=known, recorded_start=request.start), *turn[1:])
-        append(replace(history, messages=turn))
+    for turn, following in zip_longest(turns, turns[1:]):
+        spellings = recorded.find(context.digest(), request.start, turn[0])
+        if not spellings:
+            append(tokenizer.encode_segments(render(replace(history, messages=turn))))
+            continue
+        exact += 1
+        pieces = (_replayed(turn, known, history, tokenizer) for known in spellings)
+        append(_continued(list(pieces), context, following, request.start, recorded))
     end = replace(request, messages=(), tools=(), effort=None)
     ids.extend(tokenizer.encode_segments(render(end)))
     return ReplayedPrompt(Prompt(tuple(ids), request.start), context.digest(), Replay(exact, len(turns) - exact))
+
+
+def _replayed(
+    turn: tuple[Message, ...], known: tuple[int, ...], history: ChatRequest, tokenizer: K3Tokenizer
+) -> list[int]:
+    """Ids of a turn and of what answers it, the assistant's own as they were generated."""
+    spoken = replace(turn[0], recorded_ids=known, recorded_start=history.start)
+    return tokenizer.encode_segments(render(replace(history, messages=(spoken, *turn[1:]))))
+
+
+def _continued(
+    pieces: list[list[int]],
+    context: ContextDigest,
+    following: tuple[Message, ...] | None,
+    start: Channel,
+    recorded: RecordedTurns,
+) -> list[int]:
+    """Of several ways to have said a turn, the one from which the following turn went on; else the newest."""
+    if len(pieces) > 1 and following is not None:
+        for piece_ids in pieces:
+            there = context.copy()
+            there.extend(piece_ids)
+            if recorded.find(there.digest(), start, following[0]):
+                return piece_ids
+    return pieces[0]
 
 
 def _split(

@@ -5,8 +5,10 @@ from typing import Any
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.options import ChatOptions
 from agent_runtime.gateway.settings import GatewaySettings
+from k3_sglang.chat.request_fields import shown
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
+_ID_DIGITS = 9
 _PASSED_ON = ("top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
@@ -74,10 +76,11 @@ def _require_seeds(settings: GatewaySettings) -> None:
 def _logit_bias(biases: dict[str, float], tokenizer: K3Tokenizer) -> dict[str, float]:
     """Biases by token id, text tokens only: control tokens are the protocol's, not the client's."""
     for name in biases:
-        if not (name.isascii() and name.isdigit() and int(name) < tokenizer.base_tokens):
+        is_number = name.isascii() and name.isdigit() and len(name) <= _ID_DIGITS
+        if not (is_number and int(name) < tokenizer.base_tokens):
             raise ApiError(
                 400,
-                f"logit_bias has the key {name!r}; keys are ids of text tokens, 0 to {tokenizer.base_tokens - 1}.",
+                f"logit_bias has the key {shown(name)}; keys are ids of text tokens, 0 to {tokenizer.base_tokens - 1}.",
                 code="invalid_value",
                 param="logit_bias",
             )

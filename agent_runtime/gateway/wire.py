@@ -12,6 +12,7 @@ from k3_sglang.chat.types import Channel, ToolCall
 
 DONE_EVENT = b"data: [DONE]\n\n"
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+_LINE_ENDS = {point: f"\\u{point:04x}" for point in (0x85, 0x2028, 0x2029)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,12 @@ class Envelope:
 
 
 def event(value: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    """One server-sent event.
+
+    Some clients end lines where Unicode does, so those characters are escaped; JSON escapes the others anyway.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
+    return f"data: {text}\n\n".encode()
 
 
 def error_event(error: ApiError) -> bytes:

@@ -6,11 +6,12 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from k3_sglang.chat.types import Channel, Message, TextPart
 
 DIGEST_BYTES = 16
+MAX_SPELLINGS = 4
 _EXACT_IN_FLOAT = 2**53
 
 
@@ -24,18 +25,34 @@ class ContextDigest:
         """Append ids to the conversation."""
         self._hash.update(array("I", ids).tobytes())
 
+    def copy(self) -> "ContextDigest":
+        """A hash of the same conversation that goes its own way from here."""
+        copied = ContextDigest()
+        copied._hash = self._hash.copy()
+        return copied
+
     def digest(self) -> bytes:
         """Hash of everything appended so far, ``[DIGEST_BYTES]``."""
         return self._hash.digest()
+
+
+class _Spelling(NamedTuple):
+    """One output that a turn was: its ids, and the call ids it was delivered with."""
+
+    call_ids: tuple[str, ...]
+    ids: "array[int]"
 
 
 class RecordedTurns:
     """Map from (ids of the conversation before the turn, the turn as delivered) to the turn's output ids.
 
     The conversation is everything up to the assistant message, without the generation prompt and without
-    instructions for one turn only (tool choice, response format), which later prompts do not hold. The turn is
+    instructions for one turn only (tool choice, response format), which later prompts do not hold. A turn that was
+    generated more than once keeps up to `MAX_SPELLINGS` different outputs: sessions with the same opening may say
+    the same in different ids, and each goes on from its own. The turn is
     compared by reasoning, content, and the calls' names and argument values, not by call ids or JSON spelling,
-    which clients change. Bounded by tokens and by turns; the turn unused for longest goes first. Thread-safe.
+    which clients change. Bounded by tokens and by turns; the turn unused for longest goes first, of one turn its
+    oldest output. Thread-safe.
     """
 
     def __init__(self, max_tokens: int, max_turns: int) -> None:
@@ -43,7 +60,7 @@ class RecordedTurns:
             raise ValueError(f"max_tokens={max_tokens} and max_turns={max_turns} must both be at least 1")
         self._max_tokens = max_tokens
         self._max_turns = max_turns
-        self._turns: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._turns: OrderedDict[bytes, list[_Spelling]] = OrderedDict()
         self._tokens = 0
         self._lock = Lock()
 
@@ -55,24 +72,33 @@ class RecordedTurns:
         key = _key(context, start, turn)
         if key is None or not ids or len(ids) > self._max_tokens:
             return
+        newest = _Spelling(_call_ids(turn), array("I", ids))
         with self._lock:
+            older = [spelling for spelling in self._turns.get(key, ()) if spelling.ids != newest.ids]
             self._forget(key)
-            self._turns[key] = array("I", ids)
-            self._tokens += len(ids)
+            kept = [newest, *older[: MAX_SPELLINGS - 1]]
+            while _tokens(kept) > self._max_tokens:
+                kept.pop()
+            self._turns[key] = kept
+            self._tokens += _tokens(kept)
             while self._tokens > self._max_tokens or len(self._turns) > self._max_turns:
                 self._forget(next(iter(self._turns)))
 
-    def find(self, context: bytes, start: Channel, turn: Message) -> tuple[int, ...] | None:
-        """The recorded ids of a turn, or None. Counts as a use."""
+    def find(self, context: bytes, start: Channel, turn: Message) -> tuple[tuple[int, ...], ...]:
+        """The recorded outputs of a turn, none if it is not known. Counts as a use.
+
+        The one delivered with the very call ids of ``turn`` comes first, then the newest.
+        """
         key = _key(context, start, turn)
         if key is None:
-            return None
+            return ()
         with self._lock:
-            ids = self._turns.get(key)
-            if ids is None:
-                return None
+            spellings = self._turns.get(key)
+            if spellings is None:
+                return ()
             self._turns.move_to_end(key)
-            return tuple(ids)
+            wanted = _call_ids(turn)
+            return tuple(tuple(s.ids) for s in sorted(spellings, key=lambda s: s.call_ids != wanted))
 
     @property
     def tokens(self) -> int:
@@ -85,15 +111,21 @@ class RecordedTurns:
     def check_integrity(self) -> None:
         """Raise AssertionError when the counts and the contents disagree or a bound is exceeded."""
         with self._lock:
-            tokens = sum(len(ids) for ids in self._turns.values())
+            tokens = sum(_tokens(spellings) for spellings in self._turns.values())
         assert tokens == self._tokens, f"tokens kept {tokens} != tokens counted {self._tokens}"
         assert tokens <= self._max_tokens, f"tokens kept {tokens} > max_tokens {self._max_tokens}"
         assert len(self._turns) <= self._max_turns, f"turns {len(self._turns)} > max_turns {self._max_turns}"
 
     def _forget(self, key: bytes) -> None:
-        ids = self._turns.pop(key, None)
-        if ids is not None:
-            self._tokens -= len(ids)
+        self._tokens -= _tokens(self._turns.pop(key, ()))
+
+
+def _tokens(spellings: Iterable[_Spelling]) -> int:
+    return sum(len(spelling.ids) for spelling in spellings)
+
+
+def _call_ids(turn: Message) -> tuple[str, ...]:
+    return tuple(call.id for call in turn.tool_calls)
 
 
 def _key(context: bytes, start: Channel, turn: Message) -> bytes | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import StringIO
 from os import PathLike
 from typing import Annotated, Final
 
 from pydantic import Field
 
-from agent_runtime.tools.confined import ConfinedRoot, list_entries, read_file_at
+from agent_runtime.tools.confined import ConfinedRoot, Entry
 from agent_runtime.tools.registry import Tool, tool
 from agent_runtime.tools.result import ToolError, ToolResult
 
@@ -80,7 +81,7 @@ class _Files:
         max_lines: Annotated[int, Field(ge=1, description="Most lines to return.")] = 1000,
     ) -> ToolResult:
         """Read a UTF-8 text file, whole or from a given line on."""
-        lines = self._read_text(path).splitlines(keepends=True)
+        lines = _lines(self._read_text(path))
         if start_line > max(1, len(lines)):
             raise ToolError(f"{path!r} has {len(lines)} lines; start_line={start_line} is behind its end")
         chosen = lines[start_line - 1 :][:max_lines]
@@ -141,7 +142,8 @@ class _Files:
                 skipped += 1
                 continue
             searched += 1
-            for number, line in enumerate(content.splitlines(), start=1):
+            for number, whole in enumerate(_lines(content), start=1):
+                line = whole.rstrip("\r\n")
                 if needle in (line.casefold() if ignore_case else line):
                     matches.append(f"{name}:{number}: {line[: self._limits.line_chars]}")
             if len(matches) > self._limits.matches or searched + skipped >= self._limits.searched_files:
@@ -161,24 +163,37 @@ class _Files:
         return ToolResult("\n".join([*shown, f"[{'; '.join(notes)}]"]), f"matching lines: {len(matches)}")
 
     def _text_files(self, path: str, glob: str) -> Iterator[tuple[str, str | None]]:
-        """Name and text of every file below `path`, in a stable order; None for a file that has no text."""
-        pending = ["/".join(self._root.parts(path))]
+        """Name and text of every file below `path`, in a stable order; None for what cannot be read as text."""
+        start = "/".join(self._root.parts(path))
+        pending = [start]
         while pending:
             folder = pending.pop()
-            with self._root.directory(folder) as descriptor:
-                for entry in list_entries(descriptor):
-                    name = f"{folder}/{entry.name}" if folder else entry.name
-                    if entry.target is not None:
-                        continue
-                    if entry.is_dir:
-                        if entry.name not in _SKIPPED_DIRECTORIES:
-                            pending.append(name)
-                    elif fnmatch.fnmatchcase(entry.name, glob):
-                        yield name, self._text_or_none(descriptor, entry.name, name)
+            entries = self._entries_or_none(folder, must_exist=folder == start)
+            if entries is None:
+                yield f"{folder}/", None
+                continue
+            for entry in entries:
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.target is not None:
+                    continue
+                if entry.is_dir:
+                    if entry.name not in _SKIPPED_DIRECTORIES:
+                        pending.append(name)
+                elif fnmatch.fnmatchcase(entry.name, glob):
+                    yield name, self._text_or_none(name)
 
-    def _text_or_none(self, directory: int, name: str, shown: str) -> str | None:
+    def _entries_or_none(self, folder: str, *, must_exist: bool) -> list[Entry] | None:
+        """Entries of a directory; None for one that cannot be read or has gone since it was listed."""
         try:
-            return _decoded(shown, read_file_at(directory, name, shown, self._limits.file_bytes))
+            return self._root.entries(folder)
+        except ToolError:
+            if must_exist:
+                raise
+            return None
+
+    def _text_or_none(self, path: str) -> str | None:
+        try:
+            return self._read_text(path)
         except ToolError:
             return None
 
@@ -192,6 +207,11 @@ class _Files:
                 f"{path!r} would have {len(raw)} bytes; the limit for this tool is {self._limits.file_bytes}"
             )
         return raw
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends, numbered as compilers and tracebacks do: a form feed or U+2028 ends none."""
+    return list(StringIO(text, newline=""))
 
 
 def _decoded(path: str, raw: bytes) -> str:

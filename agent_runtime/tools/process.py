@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -22,6 +23,8 @@ StopReason: TypeAlias = Literal["timeout", "output"]
 # Seconds between SIGTERM and SIGKILL, and seconds to wait for the end of output once the program is gone.
 _TERM_GRACE_S: Final = 2.0
 _DRAIN_GRACE_S: Final = 0.25
+# A process may fork while its session is looked through; one that only waits to be reaped is found each time.
+_SESSION_SWEEPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,8 @@ async def run_in_group(
     """Run `arguments` with an empty standard input and wait for the end.
 
     Over the time or the output limit the group gets SIGTERM, and SIGKILL two seconds later. When the program
-    ends by itself, or the caller is cancelled, whatever is left of the group is killed. A process that left the
-    group on purpose (setsid) escapes; its output is no longer read.
+    ends by itself, or the caller is cancelled, whatever is left of the group and of its session is killed. A
+    process that left the session on purpose (setsid) escapes; its output is no longer read.
 
     Args:
         keep_bytes: output kept in memory, half from its head and half from its tail.
@@ -65,7 +68,11 @@ async def run_in_group(
     output = _Output(keep_bytes, max_bytes)
     read_end, write_end = os.pipe()
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: output, os.fdopen(read_end, "rb", buffering=0))
+    try:
+        transport, _ = await loop.connect_read_pipe(lambda: output, os.fdopen(read_end, "rb", buffering=0))
+    except BaseException:
+        os.close(write_end)
+        raise
     try:
         try:
             process = subprocess.Popen(
@@ -97,14 +104,14 @@ async def _until_gone(
     try:
         stopped_by = await _wait(process.pid, exited, output, timeout_s)
         closed = await _within(output.closed, _DRAIN_GRACE_S)
-        os.killpg(process.pid, signal.SIGKILL)
+        _kill_session(process.pid)
         await exited
         process.wait()
         await _within(output.closed, _DRAIN_GRACE_S)
         return stopped_by, stopped_by is None and not closed
     finally:
         if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            _kill_session(process.pid)
             # Nobody waits for the result any more, and waiting here would hold up the cancellation.
             threading.Thread(target=process.wait, name="reap-command", daemon=True).start()
         exited.cancel()
@@ -122,6 +129,26 @@ async def _wait(group: int, exited: asyncio.Future[None], output: _Output, timeo
         return "output" if flooded in done else "timeout"
     finally:
         flooded.cancel()
+
+
+def _kill_session(leader: int) -> None:
+    """Kill the program's group, and what moved to a group of its own in its session, as job control does."""
+    os.killpg(leader, signal.SIGKILL)
+    for _ in range(_SESSION_SWEEPS):
+        found = [pid for name in os.listdir("/proc") if name.isdigit() and _session(pid := int(name)) == leader]
+        others = [pid for pid in found if pid != leader]
+        if not others:
+            return
+        for pid in others:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:

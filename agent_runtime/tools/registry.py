@@ -234,6 +234,12 @@ async def _run(found: Tool, arguments: dict[str, Any]) -> ToolResult:
         return _timed_out(found) if timer.expired() else _crashed(found, error)
     except (Exception, SystemExit) as error:
         return _crashed(found, error)
+    except asyncio.CancelledError as error:
+        # A tool may raise it too, for a task of its own; only a request to cancel this task is the caller's.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return _crashed(found, error)
 
 
 def _as_result(value: object) -> ToolResult:

@@ -99,5 +99,13 @@ def _ending(finished: Finished, timeout_s: int, settings: ShellSettings) -> str:
         limit = settings.max_output_bytes
         return f"stopped after writing more than {limit} bytes; redirect the output to a file"
     if finished.exit_code < 0:
-        return f"killed by {signal.Signals(-finished.exit_code).name}"
+        return f"killed by {_signal_name(-finished.exit_code)}"
     return f"exit code {finished.exit_code}"
+
+
+def _signal_name(number: int) -> str:
+    """Name of a signal; most of the real-time signals have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

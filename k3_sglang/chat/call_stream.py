@@ -27,6 +27,7 @@ class CallStream:
         self._key: str | None = None  # of the value being read
         self._held: list[str] | None = None  # its text, unless it streams
         self._opaque = False  # the value being read, or read, stands for all arguments
+        self._whole = "{}"  # all arguments, if none was written piece by piece; written only when the call ends
         events.append(CallStart(index, call_id, name))
 
     def begin(self, key: str, kind: str) -> bool:
@@ -73,10 +74,9 @@ class CallStream:
         written = strict_json(text)
         if self._opaque:
             if written is None or not is_object(json.loads(written)):
-                self._emit("{}")
                 self.broken = True
                 return False
-            self._emit(written)
+            self._whole = written
             return True
         self._emit(self._prefix(key) + (quoted(text) if written is None else written))
         return written is not None
@@ -90,10 +90,8 @@ class CallStream:
         """End the call; it is complete only if it was closed and nothing in it broke."""
         if self._key is not None:
             self.cut_value()
-        if not self._pieces:
-            self._emit("{}")
-        elif not self._opaque:
-            self._emit("}")
+        # Last of all, so that the pieces of a call that is cut never add up to valid JSON.
+        self._emit("}" if self._pieces else self._whole)
         complete = complete and not self.broken
         arguments = "".join(self._pieces)
         self._events.append(CallEnd(self.index, arguments, complete))
@@ -140,6 +138,7 @@ def strict_json(text: str) -> str | None:
 
     try:
         value = json.loads(text, object_pairs_hook=build, parse_constant=no_constant)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False) if duplicates else text
+        # Escaped: a value may spell half of a surrogate pair, which has no UTF-8 form.
+        return json.dumps(value, allow_nan=False) if duplicates else text
     except (ValueError, RecursionError):  # also integers too long to convert and nesting too deep
         return None

@@ -149,8 +149,9 @@ def _call(param: str, call: ToolCall, index: int) -> Iterator[Segment]:
     yield from _close("call")
 
 
-# Rendered arguments are remembered only up to this many characters of JSON, to bound the memory.
+# What is rendered is remembered only up to this many characters, to bound the memory.
 _SHORT_ARGUMENTS = 2048
+_SHORT_ATTRIBUTES = 256
 
 
 def _arguments(arguments: str) -> list[Segment]:
@@ -199,8 +200,13 @@ def _system(kind: str, text: str) -> list[Segment]:
     return [*_open("message", role="system", type=kind), Segment(text), *_end_message()]
 
 
-@lru_cache(maxsize=4096)
 def _open(tag: str, **attributes: str) -> tuple[Segment, ...]:
+    if sum(map(len, attributes.values())) > _SHORT_ATTRIBUTES:
+        return _open_tag(tag, **attributes)
+    return _remembered_open_tag(tag, **attributes)
+
+
+def _open_tag(tag: str, **attributes: str) -> tuple[Segment, ...]:
     pieces: list[Segment] = [_OPEN, Segment(tag)]
     for key, value in attributes.items():
         pieces += (Segment(f" {key}"), Segment('="'))
@@ -208,6 +214,9 @@ def _open(tag: str, **attributes: str) -> tuple[Segment, ...]:
             pieces.append(Segment(value.replace("&", "&amp;").replace('"', "&quot;")))
         pieces.append(Segment('"'))
     return (*pieces, _SEP)
+
+
+_remembered_open_tag = lru_cache(maxsize=4096)(_open_tag)
 
 
 @lru_cache(maxsize=16)

@@ -8,6 +8,7 @@ from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.grammar_rules import Rules, char_set, choice, control, integers, literal, repeat, words_except
 from k3_sglang.chat.grammar_schema import FREE, PRINTABLE, TEXT, TIGHT, Bounds, Member, SchemaRules
 from k3_sglang.chat.json_types import is_object
+from k3_sglang.chat.schema_keywords import StepBudget
 from k3_sglang.chat.types import Channel, ChatRequest, JSONObject, NamedTool
 
 # Places of the markers after the vocabulary's first control token; the same in every K3 vocabulary.
@@ -15,6 +16,8 @@ OPEN_OFFSET, CLOSE_OFFSET, SEP_OFFSET = 3, 4, 5
 _OPEN, _CLOSE, _SEP = control(OPEN_OFFSET), control(CLOSE_OFFSET), control(SEP_OFFSET)
 
 _MAX_CALLS = 64
+# All schemas of a request together; the work is done while the client waits, in well under a second.
+_SCHEMA_STEPS = 30_000
 _FORCED_TEXT_CHARS = 48
 _FORCED_TEXT = ((0x0A, 0x0A), (0x20, 0x7E))
 # Keys of undeclared arguments: attribute text that needs no escaping.
@@ -54,9 +57,10 @@ def turn_grammar(request: ChatRequest, start: Channel, *, force: bool = False) -
     """The grammar of a turn that begins inside channel `start`.
 
     There is one when the request sets a contract: `tool_choice` "required", named or (with tools) "none",
-    `response_format`, or a tool with `strict`. Reasoning is left free in all of them. With `force` there always
-    is one, and it is short: a whole turn for weights that have not learned any, with free text, strings, lists
-    and numbers bounded; a call is made unless `tool_choice` is "none", optional only right after tool results.
+    `response_format`, a tool with `strict`, or tools without `parallel_tool_calls`. Reasoning is left free in all
+    of them. With `force` there always is one, and it is short: a whole turn for weights that have not learned any,
+    with free text, strings, lists and numbers bounded; a call is made unless `tool_choice` is "none", optional only
+    right after tool results.
     Raises ChatRequestError for schemas nested too deeply to be written out.
     """
     builder = _TurnBuilder(request, TIGHT if force else FREE)
@@ -77,6 +81,7 @@ class _TurnBuilder:
         self._forced = bounds is TIGHT
         self._rules = Rules()
         self._loosened: list[str] = []
+        self._budget = StepBudget(_SCHEMA_STEPS)
         self._tools = _callable_tools(request)
 
     @property
@@ -87,6 +92,8 @@ class _TurnBuilder:
             return True
         if request.tool_choice == "none":
             return bool(request.declared_tools)
+        if self._tools and not request.parallel_tool_calls:
+            return True
         return any(_function(tool).get("strict") is True for tool in self._tools)
 
     def build(self, start: Channel) -> TurnGrammar:
@@ -198,7 +205,7 @@ class _TurnBuilder:
         return self._rules.add("raw", repeat(char_set(PRINTABLE if self._forced else TEXT), low, high))
 
     def _schema_rules(self, schema: Any, path: str) -> SchemaRules:
-        return SchemaRules(self._rules, schema, self._bounds, path, self._loosened)
+        return SchemaRules(self._rules, schema, self._bounds, path, self._loosened, self._budget)
 
 
 def _callable_tools(request: ChatRequest) -> list[JSONObject]:

@@ -2,15 +2,16 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from k3_sglang.chat.arguments import TypeName
 from k3_sglang.chat.canonical import canonical_json
 from k3_sglang.chat.grammar_rules import Rules, char_set, choice, integers, literal, repeat, words_except
-from k3_sglang.chat.json_types import is_list, is_object
+from k3_sglang.chat.json_types import is_list
 from k3_sglang.chat.schema_branches import JSON_TYPES, Branch, SchemaBranches
+from k3_sglang.chat.schema_keywords import StepBudget
 
 TEXT = ((0x00, 0x10FFFF),)
 PRINTABLE = ((0x20, 0x7E),)
@@ -41,13 +42,15 @@ TIGHT = Bounds('""', 24, 2, 999, _PLAIN_JSON_CHARS, False)
 class SchemaRules:
     """Rules for the values of one schema document; `loosened` collects what they could not express."""
 
-    def __init__(self, rules: Rules, document: Any, bounds: Bounds, path: str, loosened: list[str]) -> None:
+    def __init__(
+        self, rules: Rules, document: Any, bounds: Bounds, path: str, loosened: list[str], budget: StepBudget
+    ) -> None:
         any_types: tuple[TypeName, ...] = ("string",) if bounds is TIGHT else JSON_TYPES
         self.rules = rules
         self.bounds = bounds
         self.path = path
         self.loosened = loosened
-        self._alternatives = SchemaBranches(document, any_types, self._loosen)
+        self._alternatives = SchemaBranches(document, any_types, self._loosen, budget)
         self._known: dict[str, str] = {}
 
     def value(self, schema: Any) -> str:
@@ -94,8 +97,8 @@ class SchemaRules:
 
     def lengths(self, schema: Mapping[str, Any]) -> tuple[int, int | None]:
         """Least and greatest number of characters of a string."""
-        low = _natural(schema.get("minLength")) or 0
-        high = _natural(schema.get("maxLength"))
+        low: int = schema.get("minLength", 0)
+        high: int | None = schema.get("maxLength")
         if self.bounds.string_chars is not None:
             high = max(low, min(self.bounds.string_chars, self.bounds.string_chars if high is None else high))
         if high is not None and high < low:
@@ -128,8 +131,8 @@ class SchemaRules:
         space = self.bounds.space
         first = schema.get("prefixItems")
         fixed = [self.value(item) for item in first] if is_list(first) else []
-        low = max(0, (_natural(schema.get("minItems")) or 0) - len(fixed))
-        high = _natural(schema.get("maxItems"))
+        low = max(0, schema.get("minItems", 0) - len(fixed))
+        high: int | None = schema.get("maxItems")
         high = None if high is None else max(low, high - len(fixed))
         if self.bounds.more_items is not None:
             high = min(low + self.bounds.more_items, low + self.bounds.more_items if high is None else high)
@@ -162,9 +165,8 @@ class SchemaRules:
 
     def members(self, schema: Mapping[str, Any], *, nested: bool) -> list["Member"]:
         """Declared properties in order; required names without a schema follow as free values."""
-        properties = schema.get("properties")
-        properties = properties if is_object(properties) else {}
-        required = [name for name in schema.get("required") or () if isinstance(name, str)]
+        properties: dict[str, Any] = schema.get("properties", {})
+        required: list[str] = schema.get("required", [])
         named = [Member(name, sub, name in required) for name, sub in properties.items()]
         named += [Member(name, True, True) for name in dict.fromkeys(required) if name not in properties]
         if nested and not self.bounds.optional_members:
@@ -206,23 +208,20 @@ def _quote(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def _natural(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+_LEAST: dict[str, Callable[[float], int]] = {
+    "minimum": math.ceil,
+    "exclusiveMinimum": lambda value: math.floor(value) + 1,
+}
+_GREATEST: dict[str, Callable[[float], int]] = {
+    "maximum": math.floor,
+    "exclusiveMaximum": lambda value: math.ceil(value) - 1,
+}
 
 
 def _integer_bounds(schema: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    lows = [math.ceil(v) for v in _numbers(schema, "minimum")]
-    lows += [math.floor(v) + 1 for v in _numbers(schema, "exclusiveMinimum")]
-    highs = [math.floor(v) for v in _numbers(schema, "maximum")]
-    highs += [math.ceil(v) - 1 for v in _numbers(schema, "exclusiveMaximum")]
+    lows = [rounded(schema[key]) for key, rounded in _LEAST.items() if key in schema]
+    highs = [rounded(schema[key]) for key, rounded in _GREATEST.items() if key in schema]
     return max(lows, default=None), min(highs, default=None)
-
-
-def _numbers(schema: Mapping[str, Any], key: str) -> list[float]:
-    value = schema.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return [value]
-    return []
 
 
 def _default_bounds(low: int | None, high: int | None, limit: int) -> tuple[int, int]:

@@ -25,6 +25,13 @@ def wrong_type(param: str, value: Any, allowed: str) -> NoReturn:
     refuse(param, "invalid_type", f"got {shown(value)}; expected {allowed}")
 
 
+def refuse_unknown(value: Mapping[str, Any], known: frozenset[str], param: str, what: str) -> None:
+    """Refuse keys that are not `known` and not null; `what` is the thing they stand in."""
+    for key, item in value.items():
+        if item is not None and key not in known:
+            refuse(f"{param}.{key}", "unknown_field", f"{what} has no field {shown(key)}; remove it")
+
+
 def optional_text(owner: Mapping[str, Any], key: str, param: str) -> str | None:
     """The string under `key`, None when absent or null."""
     value = owner.get(key)

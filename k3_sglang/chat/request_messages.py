@@ -7,16 +7,30 @@ from k3_sglang.chat.arguments import load_arguments
 from k3_sglang.chat.canonical import spaced_json
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.json_types import is_list, is_object
-from k3_sglang.chat.request_fields import optional_text, refuse, required_object, shown, wrong_type
+from k3_sglang.chat.request_fields import (
+    optional_text,
+    refuse,
+    refuse_unknown,
+    required_object,
+    shown,
+    wrong_type,
+)
 from k3_sglang.chat.request_tools import parse_tools
 from k3_sglang.chat.types import Content, ContentPart, ImagePart, JSONObject, Message, Role, TextPart, ToolCall
 
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_KNOWN_KEYS = frozenset(
-    ("role", "content", "reasoning_content", "reasoning", "tool_calls", "tool_call_id", "name", "tool", "tools")
-)
 # A hint some clients attach everywhere; it changes nothing about the prompt.
 _HINT_KEYS = frozenset(("cache_control",))
+_COMMON_KEYS = _HINT_KEYS | {"role", "content", "name"}
+# `tools` is let through for its own refusal, which says where it belongs.
+_ROLE_KEYS: dict[Role, frozenset[str]] = {
+    "system": _COMMON_KEYS | {"tools"},
+    "user": _COMMON_KEYS | {"tools"},
+    "tool": _COMMON_KEYS | {"tools", "tool_call_id", "tool"},
+}
+# What other roles have: a client that writes every message with the same fields leaves these empty.
+_OTHER_ROLES_KEYS = frozenset(("reasoning_content", "reasoning", "tool_calls", "tool_call_id", "tool"))
+_TEXT_PART_KEYS = _HINT_KEYS | {"type", "text"}
 _UNSUPPORTED_ASSISTANT_KEYS = ("function_call", "prefix", "partial")
 
 
@@ -38,7 +52,7 @@ class MessageParser:
         if self._strict:
             _check_keys(value, role, param)
         tools = self._tools(value, role, param)
-        content = self._content(value.get("content"), f"{param}.content")
+        content = self._content(value.get("content"), role, f"{param}.content")
         if tools and self._strict and content:
             refuse(
                 f"{param}.content",
@@ -46,6 +60,8 @@ class MessageParser:
                 f"got {shown(value['content'])}; a system message that declares tools has no content, "
                 "send the text in a message of its own",
             )
+        if tools and self._strict and value.get("name"):
+            refuse(f"{param}.name", "name_beside_tools", "a system message that declares tools has no name; remove it")
         assistant = role == "assistant"
         return Message(
             role=role,
@@ -86,14 +102,14 @@ class MessageParser:
             return ()
         return parse_tools(declared, f"{param}.tools", strict=self._strict)
 
-    def _content(self, value: Any, param: str) -> Content:
+    def _content(self, value: Any, role: Role, param: str) -> Content:
         if value is None or isinstance(value, str):
             return value
         if not is_list(value):
             wrong_type(param, value, "a string, a list of parts or null")
-        return tuple(self._part(part, f"{param}[{position}]") for position, part in enumerate(value))
+        return tuple(self._part(part, role, f"{param}[{position}]") for position, part in enumerate(value))
 
-    def _part(self, part: Any, param: str) -> ContentPart:
+    def _part(self, part: Any, role: Role, param: str) -> ContentPart:
         if isinstance(part, str) and not self._strict:
             return TextPart(part)
         part = required_object(part, param)
@@ -107,6 +123,8 @@ class MessageParser:
                 "content_part_without_text",
                 f'got a part of type {shown(kind)}; allowed are {{"type": "text", "text": "..."}} and images',
             )
+        if self._strict and role != "assistant":
+            refuse_unknown(part, _TEXT_PART_KEYS, param, "a text part")
         return TextPart(text)
 
     def _image(self, part: Mapping[str, Any], param: str) -> ImagePart:
@@ -117,7 +135,7 @@ class MessageParser:
             wrong_type(param, source, "an image given as a string or an object with `url`")
         size = next(self._sizes, None)
         if size is None:
-            refuse(param, "image_count_mismatch", "no size is known for this image; give one size per image part")
+            refuse(param, "image_count_mismatch", "images cannot be used here: their sizes, which the prompt must state, are unknown; send text only")
         if not is_list(size) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
             wrong_type("image_sizes", size, "[width, height] in pixels")
         return ImagePart(source, (size[0], size[1]))
@@ -130,9 +148,8 @@ def _check_keys(value: Mapping[str, Any], role: Role, param: str) -> None:
             if value.get(key):
                 refuse(f"{param}.{key}", "unsupported_field", f"got {shown(value[key])}; remove this field")
         return
-    for key, item in value.items():
-        if item is not None and key not in _KNOWN_KEYS and key not in _HINT_KEYS:
-            refuse(f"{param}.{key}", "unknown_field", f"a {role} message has no field {shown(key)}; remove it")
+    empty = {key for key in _OTHER_ROLES_KEYS if not value.get(key)}
+    refuse_unknown(value, _ROLE_KEYS[role] | empty, param, f"a {role} message")
 
 
 def _reasoning(value: Mapping[str, Any], param: str) -> str | None:

@@ -1,16 +1,21 @@
 """Tool declarations, tool_choice and response_format of a request."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from k3_sglang.chat.canonical import canonical_json
 from k3_sglang.chat.json_types import is_list, is_object
-from k3_sglang.chat.request_fields import refuse, required_object, shown, wrong_type
+from k3_sglang.chat.request_fields import optional_text, refuse, refuse_unknown, required_object, shown, wrong_type
 from k3_sglang.chat.types import JSONObject, NamedTool, ResponseFormat, ToolChoice
 
 TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,127}")
 _CHOICES: dict[str, Literal["auto", "none", "required"]] = {"auto": "auto", "none": "none", "required": "required"}
+_CHOICE_KEYS = frozenset(("type", "function"))
+_CHOICE_FUNCTION_KEYS = frozenset(("name",))
+_FORMAT_KEYS = frozenset(("type",))
+_SCHEMA_FORMAT_KEYS = frozenset(("type", "json_schema"))
+_SCHEMA_HOLDER_KEYS = frozenset(("name", "description", "schema", "strict"))
 _TOOL_NAME_RULE = "1 to 128 of A-Z a-z 0-9 _ . - with a letter or _ first"
 
 
@@ -97,7 +102,7 @@ def parse_tool_choice(value: Any, tools: Sequence[JSONObject], *, strict: bool) 
         if word == "required" and strict and not tools:
             refuse("tool_choice", "no_tools", 'tool_choice "required" needs at least one declared tool')
         return word
-    name = _named_tool(value)
+    name = _named_tool(value, strict=strict)
     if name is None:
         refuse(
             "tool_choice",
@@ -115,12 +120,16 @@ def parse_tool_choice(value: Any, tools: Sequence[JSONObject], *, strict: bool) 
     return NamedTool(name)
 
 
-def _named_tool(value: Any) -> str | None:
+def _named_tool(value: Any, *, strict: bool) -> str | None:
     if not is_object(value) or value.get("type") != "function":
         return None
     function = value.get("function")
-    name = function.get("name") if is_object(function) else None
-    return name if isinstance(name, str) else None
+    if not is_object(function) or not isinstance(function.get("name"), str):
+        return None
+    if strict:
+        refuse_unknown(value, _CHOICE_KEYS, "tool_choice", "a named tool_choice")
+        refuse_unknown(function, _CHOICE_FUNCTION_KEYS, "tool_choice.function", "a named tool_choice")
+    return function["name"]
 
 
 def parse_response_format(value: Any, *, strict: bool) -> ResponseFormat | None:
@@ -129,6 +138,9 @@ def parse_response_format(value: Any, *, strict: bool) -> ResponseFormat | None:
         return None
     value = required_object(value, "response_format")
     kind = value.get("type")
+    if strict:
+        keys = _SCHEMA_FORMAT_KEYS if kind == "json_schema" else _FORMAT_KEYS
+        refuse_unknown(value, keys, "response_format", f"a response_format of type {shown(kind)}")
     if kind == "text":
         return None
     if kind == "json_object":
@@ -140,6 +152,8 @@ def parse_response_format(value: Any, *, strict: bool) -> ResponseFormat | None:
             f'got {shown(kind)}; allowed are "text", "json_object" and "json_schema"',
         )
     holder = required_object(value.get("json_schema"), "response_format.json_schema")
+    if strict:
+        _check_schema_holder(holder, "response_format.json_schema")
     schema: Any = holder.get("schema")
     param = "response_format.json_schema.schema"
     if schema is None and not strict:
@@ -148,3 +162,13 @@ def parse_response_format(value: Any, *, strict: bool) -> ResponseFormat | None:
         wrong_type(param, schema, "a JSON schema object")
     _check_renderable(schema, param)
     return ResponseFormat("json_schema", schema)
+
+
+def _check_schema_holder(holder: Mapping[str, Any], param: str) -> None:
+    """The schema's name and description never reach K3's prompt, and its answer is held to it, `strict` or not."""
+    refuse_unknown(holder, _SCHEMA_HOLDER_KEYS, param, "a json_schema")
+    optional_text(holder, "name", param)
+    optional_text(holder, "description", param)
+    flag = holder.get("strict")
+    if flag is not None and not isinstance(flag, bool):
+        wrong_type(f"{param}.strict", flag, "a boolean")

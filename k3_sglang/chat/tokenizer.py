@@ -180,8 +180,10 @@ class K3Tokenizer:
         return ids
 
     def _remember(self, text: str) -> tuple[int, ...]:
-        """Encode and keep the result, bounded: a full cache starts over."""
+        """Encode and keep the result, bounded: a full cache starts over, and a huge text is not kept."""
         ids = tuple(self.encode_text(text))
+        if len(ids) > _CACHE_TEXT_TOKENS:
+            return ids
         if self._cache_tokens > _CACHE_TOKENS:
             self._cache.clear()
             self._cache_tokens = 0
@@ -190,8 +192,9 @@ class K3Tokenizer:
         return ids
 
 
-# About 100 MB at most: 8 bytes per id of 2M tokens, the texts, and each entry counted as 16 tokens.
+# About 150 MB at most: 8 bytes per id and 28 for its integer, the texts, and each entry counted as 16 tokens.
 _CACHE_TOKENS = 4_000_000
+_CACHE_TEXT_TOKENS = 100_000
 _CACHE_ENTRY_TOKENS = 16
 
 

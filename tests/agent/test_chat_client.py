@@ -80,6 +80,18 @@ async def test_names_and_arguments_split_over_interleaved_deltas_are_put_togethe
     assert deltas[-1] == CallDelta(0, "get_weather", 16)
 
 
+async def test_a_character_cut_into_utf16_halves_is_whole_again_and_a_lone_half_is_replaced() -> None:
+    """Servers that count in UTF-16 do that; a text with a lone half could never be sent back."""
+    halves = [
+        {"content": "a\ud83d"},
+        {"content": "\ude42b\ud83d"},
+        piece(0, id="a", name="f", arguments='{"x": "\ude42"}'),
+    ]
+    turn = await ask(Reply(halves, "tool_calls"))
+    assert turn.content == "a🙂b\ufffd"
+    assert turn.tool_calls[0].arguments == '{"x": "\ufffd"}'
+
+
 async def test_a_call_without_an_id_gets_one() -> None:
     turn = await ask(Reply([piece(0, name="f", arguments="{}")], "tool_calls"))
     assert turn.tool_calls[0].id.startswith("call_")

@@ -51,6 +51,7 @@ def test_calls_wait_for_their_results() -> None:
     [
         (Message(role="user", content=" \n"), "blank user message"),
         (Message(role="user"), "blank user message"),
+        (Message(role="user", content="a\ud800"), "user message with half of a surrogate pair"),
         (Message(role="assistant", content=""), "empty assistant message"),
         (result("x"), "result for call 'x'"),
         (Message(role="assistant", tool_calls=(ToolCall("", "f", "{}"),)), "empty or not unique"),

@@ -93,6 +93,33 @@ async def test_search_and_listing_do_not_follow_links(space: Workspace) -> None:
     assert "loop -> . (symbolic link, not followed)" in await space.ok("list_files")
 
 
+async def test_lines_are_numbered_as_tracebacks_do(space: Workspace) -> None:
+    text = "one\x0c\u2028still one\r\ntwo\x85\x1cstill two\nthree"
+    (space.root / "odd.txt").write_bytes(text.encode())
+    assert "odd.txt:3: three" in await space.ok("search_files", text="three")
+    assert (await space.ok("read_file", path="odd.txt", start_line=3)).startswith("three\n[lines 3 to 3 of 3")
+    assert await space.ok("read_file", path="odd.txt") == text
+
+
+async def test_a_search_goes_on_past_a_directory_that_vanished(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removed after its parent was listed and before it is opened itself."""
+    (space.root / "a").mkdir()
+    (space.root / "b").mkdir()
+    (space.root / "a/kept.txt").write_text("needle")
+    real_open = os.open
+
+    def remove_then_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path == "b":
+            os.rmdir(space.root / "b")
+        return real_open(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", remove_then_open)
+    found = await space.ok("search_files", text="needle")
+    assert "a/kept.txt:1: needle" in found and "unreadable: 1" in found
+
+
 @pytest.mark.parametrize(("moment", "outcome"), [("d", "symbolic link"), ("secret.txt", "mine")])
 async def test_a_directory_swapped_for_a_link_between_check_and_use_is_not_followed(
     space: Workspace, monkeypatch: pytest.MonkeyPatch, moment: str, outcome: str

@@ -143,6 +143,18 @@ async def test_a_timeout_raised_inside_a_tool_is_not_taken_for_the_tools_own() -
     assert result.failure is Failure.CRASHED and "database" in result.model
 
 
+async def test_a_tool_that_cancels_itself_is_a_failure_and_its_neighbours_go_on() -> None:
+    @tool
+    async def gives_up() -> str:
+        """Raise what a cancelled task of its own would raise."""
+        raise asyncio.CancelledError
+
+    registry = ToolRegistry([gives_up, add])
+    failed, fine = await registry.execute_all([call("gives_up"), call("add", a=1, b=2)])
+    assert failed.failure is Failure.CRASHED and "CancelledError" in failed.model
+    assert fine.model == "3"
+
+
 async def test_runaway_output_is_cut_in_the_middle_with_a_note() -> None:
     @tool
     def floods() -> str:

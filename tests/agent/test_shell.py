@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,11 @@ async def test_a_killed_child_is_reported_with_its_signal(registry: ToolRegistry
     assert (await run(registry, "echo before; kill -9 $$")).model == "before\n[killed by SIGKILL]"
 
 
+async def test_an_end_by_a_signal_without_a_name_is_told_by_its_number(registry: ToolRegistry) -> None:
+    result = await run(registry, f"kill -{signal.SIGRTMIN + 3} $$")
+    assert result.ok and f"killed by signal {signal.SIGRTMIN + 3}" in result.model
+
+
 async def test_runaway_output_ends_the_command_and_keeps_head_and_tail(registry: ToolRegistry) -> None:
     result = await run(registry, "echo first; yes runaway")
     assert result.failure is Failure.REFUSED
@@ -96,6 +102,17 @@ async def test_background_processes_do_not_hold_up_the_answer_and_are_ended(
     result = await run(registry, "sleep 300 & echo $! > child; echo done")
     assert result.model == "done\n[exit code 0]\n[processes left in the background were ended]"
     assert await gone(tmp_path / "child")
+
+
+async def test_a_background_process_in_a_group_of_its_own_is_ended_too(registry: ToolRegistry, tmp_path: Path) -> None:
+    """Job control puts every job into its own group, so killing the command's group is not enough."""
+    (tmp_path / "job.py").write_text(
+        "import os, time\nos.setpgid(0, 0)\nwith open('new', 'w') as file:\n    file.write(str(os.getpid()))\n"
+        "os.rename('new', 'pid')\ntime.sleep(60)\n"
+    )
+    command = f"{sys.executable} job.py >/dev/null 2>&1 & while [ ! -e pid ]; do sleep 0.02; done"
+    assert (await run(registry, command)).ok
+    assert await gone(tmp_path / "pid")
 
 
 async def test_a_process_that_left_its_group_does_not_hold_up_the_answer(

@@ -82,8 +82,14 @@ def test_an_abort_that_repeats_the_last_id_of_an_incremental_stream_adds_nothing
         event([5, 6], 2, {"type": "magic"}),
         {"text": "no ids"},
         {"output_ids": [5, 6], "meta_info": {}},
+        {"output_ids": [5, 6, "7"], "meta_info": {"completion_tokens": 3}},
+        event([5, 6, -1], 3),
+        {"output_ids": [5, 6, 7], "meta_info": {"completion_tokens": 3, "cached_tokens": "many"}},
     ],
-    ids=["other beginning", "numbers do not add up", "unknown finish", "no ids", "no count"],
+    ids=[
+        *("other beginning", "numbers do not add up", "unknown finish", "no ids", "no count"),
+        *("text as id", "negative id", "text as count"),
+    ],
 )
 def test_events_that_make_no_sense_are_protocol_errors(second: dict[str, Any]) -> None:
     follower = OutputIds("r", 3)

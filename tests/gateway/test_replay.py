@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agent_runtime.gateway.prompt import build_prompt
-from agent_runtime.ledger.recorded import ContextDigest, RecordedTurns
+from agent_runtime.ledger.recorded import MAX_SPELLINGS, ContextDigest, RecordedTurns
 from k3_sglang.chat.encode import encode
 from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -237,9 +237,9 @@ TURN = Message(role="assistant", content="c", reasoning="r", tool_calls=(ToolCal
 def test_turns_match_by_meaning_and_by_nothing_less(turn: Message, found: bool) -> None:
     recorded = RecordedTurns(100, 10)
     recorded.record(b"context", "think", TURN, (1, 2, 3))
-    assert recorded.find(b"context", "think", turn) == ((1, 2, 3) if found else None)
-    assert recorded.find(b"other", "think", turn) is None
-    assert recorded.find(b"context", "response", turn) is None
+    assert recorded.find(b"context", "think", turn) == (((1, 2, 3),) if found else ())
+    assert recorded.find(b"other", "think", turn) == ()
+    assert recorded.find(b"context", "response", turn) == ()
 
 
 def test_empty_bounds_are_refused() -> None:
@@ -255,21 +255,28 @@ class BoundedRecord(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.recorded = RecordedTurns(self.MAX_TOKENS, self.MAX_TURNS)
-        self.model: dict[int, tuple[int, ...]] = {}
+        self.model: dict[int, tuple[tuple[int, ...], ...]] = {}
 
-    @rule(key=st.integers(0, 6), ids=st.lists(st.integers(0, 9), max_size=12).map(tuple))
+    @rule(key=st.integers(0, 6), ids=st.lists(st.integers(0, 1), max_size=12).map(tuple))
     def record(self, key: int, ids: tuple[int, ...]) -> None:
         self.recorded.record(bytes((key,)), "think", TURN, ids)
         if not ids or len(ids) > self.MAX_TOKENS:
             return
-        self.model.pop(key, None)
-        self.model[key] = ids
-        while len(self.model) > self.MAX_TURNS or sum(map(len, self.model.values())) > self.MAX_TOKENS:
+        older = [known for known in self.model.pop(key, ()) if known != ids]
+        kept = [ids, *older][:MAX_SPELLINGS]
+        while sum(map(len, kept)) > self.MAX_TOKENS:
+            kept.pop()
+        self.model[key] = tuple(kept)
+        while len(self.model) > self.MAX_TURNS or self.model_tokens > self.MAX_TOKENS:
             del self.model[next(iter(self.model))]
+
+    @property
+    def model_tokens(self) -> int:
+        return sum(len(ids) for spellings in self.model.values() for ids in spellings)
 
     @rule(key=st.integers(0, 6))
     def find(self, key: int) -> None:
-        assert self.recorded.find(bytes((key,)), "think", TURN) == self.model.get(key)
+        assert self.recorded.find(bytes((key,)), "think", TURN) == self.model.get(key, ())
         if key in self.model:
             self.model[key] = self.model.pop(key)
 
@@ -277,7 +284,7 @@ class BoundedRecord(RuleBasedStateMachine):
     def is_consistent(self) -> None:
         self.recorded.check_integrity()
         assert len(self.recorded) == len(self.model)
-        assert self.recorded.tokens == sum(map(len, self.model.values()))
+        assert self.recorded.tokens == self.model_tokens
 
 
 TestBoundedRecord = BoundedRecord.TestCase

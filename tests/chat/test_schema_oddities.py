@@ -1,0 +1,137 @@
+"""Schemas that are wrong, huge or endless loosen the grammar with a note; building it never crashes or hangs."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from k3_sglang.chat.errors import ChatRequestError
+from k3_sglang.chat.grammar import TurnGrammar, turn_grammar
+from k3_sglang.chat.request import parse_request
+from k3_sglang.chat.tokenizer import K3Tokenizer
+
+USER = {"role": "user", "content": "hi"}
+
+
+def asks(schema: Any, **fields: Any) -> dict[str, Any]:
+    """A request whose answer has the schema, and whose tool has an argument of it."""
+    parameters = {"type": "object", "properties": {"v": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {"messages": [USER], "tools": [tool], "response_format": wanted, **fields}
+
+
+def grammar_of(schema: Any, *, force: bool = False) -> TurnGrammar:
+    grammar = turn_grammar(parse_request(asks(schema)), "think", force=force)
+    assert grammar is not None
+    return grammar
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"type": {}}, "unusable type"),
+    ({"type": [{}], "enum": [1]}, "unusable type"),
+    ({"type": "object", "required": 5}, "unusable required"),
+    ({"required": "ab", "allOf": [{"required": ["c"]}]}, "unusable required"),
+    ({"required": ["a"], "allOf": [{"required": [{}]}]}, "unusable required"),
+    ({"properties": 5, "allOf": [{"properties": {"a": True}}]}, "unusable properties"),
+    ({"type": "integer", "minimum": 10**400}, "unusable minimum"),
+    ({"type": "integer", "maximum": -(10**4200)}, "unusable maximum"),
+    ({"type": "number", "exclusiveMinimum": True}, "unusable exclusiveMinimum"),
+    ({"type": "string", "maxLength": 3 * 10**9}, "unusable maxLength"),
+    ({"type": "string", "minLength": -1}, "unusable minLength"),
+    ({"type": "array", "minItems": "2"}, "unusable minItems"),
+    ({"type": "array", "items": 5}, "unusable items"),
+    ({"enum": {"a": 1}}, "unusable enum"),
+    ({"anyOf": []}, "unusable anyOf"),
+    ({"anyOf": {"type": "string"}}, "unusable anyOf"),
+    ({"allOf": 5}, "unusable allOf"),
+    ({"allOf": [{"required": 5}, {"required": ["a"]}]}, "unusable required"),
+    ({"allOf": [5, {"type": "string"}]}, "not a schema"),
+    ({"allOf": [False, {"type": "string"}]}, "no value allowed"),
+    ({"$ref": ["a"]}, "unusable $ref"),
+    ({"$ref": "#/allOf/²", "allOf": [{}]}, "$ref #/allOf/²"),
+    ({"$ref": f"#/allOf/{'9' * 5000}", "allOf": [{}]}, f"$ref #/allOf/{'9' * 5000}"),
+]
+
+
+@pytest.mark.parametrize(("schema", "note"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_keyword_with_an_unusable_value_loosens_and_is_named(
+    toy: K3Tokenizer, schema: dict[str, Any], note: str, force: bool
+) -> None:
+    xgrammar = pytest.importorskip("xgrammar", reason="xgrammar comes with the serve extra")
+    grammar = grammar_of(schema, force=force)
+    assert f"response_format: {note}" in grammar.loosened
+    vocabulary = xgrammar.TokenizerInfo(
+        toy.grammar_vocabulary(), xgrammar.VocabType.RAW, stop_token_ids=[toy.special.end_of_msg]
+    )
+    xgrammar.GrammarCompiler(vocabulary, max_threads=1).compile_structural_tag(grammar.constraint()["structural_tag"])
+
+
+@pytest.mark.parametrize("leaf", [{"type": "string"}, False, {"enum": [1, 2]}], ids=["string", "nothing", "enum"])
+def test_alternatives_that_double_at_every_level_are_given_up(leaf: Any) -> None:
+    levels: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+    grammar = grammar_of({"$defs": {**levels, "a40": leaf}, "$ref": "#/$defs/a0"})
+    assert "response_format: schema too large" in grammar.loosened
+    assert len(grammar.ebnf) < 1_000_000
+
+
+def test_all_schemas_of_a_request_share_one_budget() -> None:
+    levels: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(13)}
+    heavy = {"type": "object", "properties": {"v": {"$ref": "#/$defs/a0"}}, "$defs": {**levels, "a13": False}}
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": heavy, "strict": True}} for i in range(50)
+    ]
+    grammar = turn_grammar(parse_request({"messages": [USER], "tools": tools}), "think")
+    assert grammar is not None
+    assert sum(note.endswith("schema too large") for note in grammar.loosened) > 40
+
+
+def test_an_enum_beyond_the_budget_loosens_and_never_narrows() -> None:
+    grammar = grammar_of({"enum": list(range(100_000))})
+    assert "response_format: schema too large" in grammar.loosened
+    assert '"null"' in grammar.ebnf
+
+
+def test_one_of_beside_any_of_counts_too() -> None:
+    schema = {
+        "anyOf": [{"type": "string"}, {"type": "integer"}],
+        "oneOf": [{"maxLength": 3}, {"maxLength": 5}],
+    }
+    grammar = grammar_of(schema)
+    assert grammar.loosened == ()
+    assert "{0,3}" in grammar.ebnf and "{0,5}" in grammar.ebnf
+
+
+KEYWORDS = (
+    *("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "properties", "required", "items", "prefixItems"),
+    *("additionalProperties", "minItems", "maxItems", "minLength", "maxLength", "minimum", "exclusiveMaximum"),
+    "multipleOf",
+)
+SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.just(10**400) | st.floats(allow_nan=False)
+WORDS = st.sampled_from(["string", "object", "array", "integer", "null", "#", "#/$defs/a", "#/anyOf/0", ""])
+ANYTHING = st.recursive(
+    SCALARS | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS) | WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(schema=st.dictionaries(st.sampled_from(KEYWORDS), ANYTHING, max_size=5), force=st.booleans())
+def test_any_json_as_a_schema_gives_a_grammar_or_a_refusal(schema: dict[str, Any], force: bool) -> None:
+    try:
+        grammar = grammar_of(schema, force=force)
+    except ChatRequestError:
+        return
+    assert json.loads(grammar.constraint()["structural_tag"])["format"]["grammar"] == grammar.ebnf
+
+
+def test_without_parallel_calls_a_free_turn_has_at_most_one() -> None:
+    """The field has its effect without any other contract too."""
+    tool = {"type": "function", "function": {"name": "now"}}
+    grammar = turn_grammar(parse_request({"messages": [USER], "tools": [tool], "parallel_tool_calls": False}), "think")
+    assert grammar is not None and "(tools" in grammar.ebnf and 'index=\\"2' not in grammar.ebnf
+    assert turn_grammar(parse_request({"messages": [USER], "parallel_tool_calls": False}), "think") is None
