@@ -3,8 +3,10 @@
 The dependencies (11 GB with the engine) go into `<home>/<key>`, where the key is a hash of the dependency tables of
 pyproject.toml and of the exact Python. `.venv` in the clone sees them through a .pth file and holds only the editable
 install of this clone, so entry points resolve to the clone that runs and two clones never disturb each other.
-Standard library only: it runs before anything is installed.
+Standard library only: it runs before anything is installed, on any Python 3 that is there.
 """
+
+from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -74,8 +76,12 @@ def environments_home() -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Generator[None]:
-    """Hold an advisory lock; the kernel releases it even when this process is killed."""
+    """Hold an advisory lock; the kernel releases it when this process and the commands it runs have ended.
+
+    Commands inherit the lock: an installer that outlives this process keeps the folder it writes to.
+    """
     with path.open("w") as file:
+        os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -93,7 +99,13 @@ def run(*command: str | Path) -> None:
     words = [str(word) for word in command]
     last: deque[str] = deque(maxlen=LAST_LINES)
     started = told = time.monotonic()
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        close_fds=False,  # inherit the lock
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             last.append(line.rstrip())
@@ -177,15 +189,18 @@ def main() -> int:
     repository = Path(__file__).resolve().parent.parent
     wanted = requirements(read_project(repository))
     home = environments_home()
-    home.mkdir(parents=True, exist_ok=True)
     shared = home / environment_key(wanted)
     try:
+        home.mkdir(parents=True, exist_ok=True)
         with locked(home / f"{shared.name}.lock"):
             build_shared(shared, wanted)
         with locked(repository / ".venv.lock"):
             build_layer(repository, shared)
     except EnvironmentProblem as problem:
         say(str(problem))
+        return 1
+    except OSError as problem:  # a folder that may not be written, a full disk
+        say(f"{problem}; dependencies go to {home} (K3_VENV_DIR names another folder), the rest to {repository}")
         return 1
     except KeyboardInterrupt:
         say("interrupted; the next run starts this environment again")

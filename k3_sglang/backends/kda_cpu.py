@@ -17,9 +17,6 @@ from k3_sglang.compat import MambaAttnBackendBase
 from k3_sglang.kernels.kda import fold_gate, folded_gate, kda_chunk, kda_decode, normalise_qk
 from k3_sglang.kernels.short_conv import conv_decode, conv_prefill
 
-SNAPSHOT_GRID = 64
-"""The scheduler rounds snapshot positions inside a prefill down to multiples of this many tokens from its start."""
-
 
 @dataclass(frozen=True)
 class Sequence:
@@ -62,6 +59,7 @@ class KDACpuBackend(MambaAttnBackendBase):
 
     def __init__(self, model_runner: Any) -> None:
         super().__init__(model_runner)
+        check_conv_dtype(self.req_to_token_pool.mamba_pool.mamba_cache.conv[0].dtype, model_runner.dtype)
         self._step = Step(torch.empty(0, dtype=torch.int64))
         self._threads = ThreadChoice()
 
@@ -76,35 +74,40 @@ class KDACpuBackend(MambaAttnBackendBase):
         if mode.is_idle():
             self._step = Step(slots)
         elif mode.is_decode():
-            self._step = self._decode_step(slots, forward_batch)
+            self._step = self._decode_step(slots, forward_batch.mamba_track_mask, self._snapshot_slots(forward_batch))
         elif mode.is_extend() and not mode.is_target_verify():
-            self._step = Step(slots, self._sequences(slots, forward_batch))
+            self._step = Step(slots, self._sequences(slots, forward_batch, self._snapshot_slots(forward_batch)))
         else:
             raise NotImplementedError(
                 f"forward mode {mode.name} is not supported by the CPU KDA backend; start without speculative decoding"
             )
 
-    @staticmethod
-    def _decode_step(slots: torch.Tensor, forward_batch: Any) -> Step:
-        mask = forward_batch.mamba_track_mask
-        if mask is None:
-            return Step(slots)
-        rows = mask.nonzero().flatten()
-        if not rows.numel():
-            return Step(slots)
-        return Step(slots, (), slots[rows], forward_batch.mamba_track_indices[rows].long())
+    def _snapshot_slots(self, forward_batch: Any) -> torch.Tensor | None:
+        """[B] slots of the pool for snapshots, None when the scheduler keeps none."""
+        if forward_batch.mamba_track_mask is None:
+            return None
+        return self._translate_mamba_indices(forward_batch.mamba_track_indices).long()
 
     @staticmethod
-    def _sequences(slots: torch.Tensor, forward_batch: Any) -> tuple[Sequence, ...]:
+    def _decode_step(slots: torch.Tensor, mask: torch.Tensor | None, snapshot_slots: torch.Tensor | None) -> Step:
+        if mask is None or snapshot_slots is None:
+            return Step(slots)
+        rows = mask.nonzero().flatten()
+        return Step(slots, (), slots[rows], snapshot_slots[rows]) if rows.numel() else Step(slots)
+
+    @staticmethod
+    def _sequences(
+        slots: torch.Tensor, forward_batch: Any, snapshot_pool_slots: torch.Tensor | None
+    ) -> tuple[Sequence, ...]:
         extend_lens = list(forward_batch.extend_seq_lens_cpu)
         prefix_lens = list(forward_batch.extend_prefix_lens_cpu)
         count = len(extend_lens)
         tracked = [False] * count
         snapshot_lens, snapshot_slots = [0] * count, [0] * count
-        if forward_batch.mamba_track_mask is not None:
+        if snapshot_pool_slots is not None:
             tracked = forward_batch.mamba_track_mask.tolist()
             snapshot_lens = forward_batch.mamba_track_aligned_lens().tolist()
-            snapshot_slots = forward_batch.mamba_track_indices.tolist()
+            snapshot_slots = snapshot_pool_slots.tolist()
         sequences = []
         start = 0
         for i, slot in enumerate(slots.tolist()):
@@ -173,6 +176,19 @@ class KDACpuBackend(MambaAttnBackendBase):
                 layer, sequence, mixed_qkv[rows], g[rows], beta[rows], cache.conv[0], cache.temporal
             ).to(output.dtype)
         return output.unsqueeze(0)
+
+
+def check_conv_dtype(state: torch.dtype, activations: torch.dtype) -> None:
+    """Convolution states must hold activations exactly, or a prefix hit continues from other numbers than a cold run.
+
+    Raises:
+        ValueError: they would be rounded.
+    """
+    if torch.promote_types(state, activations) != state:
+        raise ValueError(
+            f"convolution states are {state}, activations {activations}: a prefix hit would be rounded; name the dtype "
+            "(--dtype), or set SGLANG_MAMBA_CONV_DTYPE to it"
+        )
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,11 @@ class MessageParser:
             wrong_type(param, source, "an image given as a string or an object with `url`")
         size = next(self._sizes, None)
         if size is None:
-            refuse(param, "image_count_mismatch", "images cannot be used here: their sizes, which the prompt must state, are unknown; send text only")
+            refuse(
+                param,
+                "image_count_mismatch",
+                "images cannot be used here: their sizes, which the prompt must state, are unknown; send text only",
+            )
         if not is_list(size) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
             wrong_type("image_sizes", size, "[width, height] in pixels")
         return ImagePart(source, (size[0], size[1]))

@@ -7,9 +7,11 @@ Both directions are exact: every decodable value fits in bfloat16 unless it is b
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 GROUP_SIZE: Final = 32
@@ -50,10 +52,31 @@ def decode(packed: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) ->
         )
     if bool((scale == NAN_SCALE).any()):
         raise ValueError(f"MXFP4 scale byte {NAN_SCALE} means NaN; allowed are 0..{NAN_SCALE - 1}: the file is damaged")
-    values = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], device=packed.device)
-    codes = torch.stack((packed & 0xF, packed >> 4), -1).long()
-    grouped = values[codes].view(*scale.shape, GROUP_SIZE)
-    return (grouped * _powers_of_two(scale).unsqueeze(-1)).flatten(-2).to(dtype)
+    return unpack(packed, scale, dtype)
+
+
+def unpack(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """:func:`decode` of bytes that were checked before; for weights kept packed and unpacked at every use.
+
+    Args:
+        packed: [..., out, in / 2] uint8. scale: [..., out, in / 32] uint8, none of them 255.
+
+    Returns:
+        [..., out, in] in ``dtype``.
+    """
+    pairs, powers = _tables(packed.device)
+    grouped = F.embedding(packed.int(), pairs).view(*scale.shape, GROUP_SIZE)
+    return grouped.mul_(F.embedding(scale.int(), powers)).flatten(-2).to(dtype)
+
+
+@lru_cache(maxsize=4)
+def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Both values of every code byte, [256, 2], and every scale, [256, 1], float32."""
+    with torch.inference_mode(False):
+        values = torch.tensor([*MAGNITUDES, *(-m for m in MAGNITUDES)], device=device)
+        byte = torch.arange(256, device=device)
+        pairs = torch.stack((values[byte & 0xF], values[byte >> 4]), -1)
+        return pairs, _powers_of_two(byte).unsqueeze(-1)
 
 
 def encode(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from k3_sglang.launch.processes import adopt_orphans
 from k3_sglang.launch.readiness import EngineFacts
 from k3_sglang.launch.resolve import Resolved, resolve
 from k3_sglang.launch.settings import SettingsError, parse
-from k3_sglang.launch.supervisor import Program, Servers, Supervisor
+from k3_sglang.launch.supervisor import EXIT_INTERRUPTED_START, Program, Servers, Supervisor
 
 EXIT_USAGE = 2
 
@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"launch: error: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except KeyboardInterrupt:  # before the supervisor listens for it, for instance while the tiny model is built
+        return EXIT_INTERRUPTED_START
 
 
 def serve(resolved: Resolved, folder: Path, output: console.Console) -> int:

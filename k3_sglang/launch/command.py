@@ -16,8 +16,12 @@ from k3_sglang.launch.settings import SettingsError
 FORBIDDEN_FLAGS = {
     "trust-remote-code": "no code from a checkpoint directory is executed",
     "radix-eviction-policy": "the state cache evicts by its own policy",
+    "config": "a second file could contradict every setting; write SGLang's flags into this mapping",
 }
 """Flags the ``engine`` mapping may not carry, with the reason."""
+
+OTHER_NAMES = {"model": "model-path", "tensor-parallel-size": "tp-size"}
+"""SGLang's second names of flags the launcher sets. It also accepts every unambiguous beginning of a flag's name."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,9 @@ def engine_flags(resolved: Resolved) -> list[Flag]:
     ours = _common_flags(resolved) + _pool_flags(resolved) + _cache_flags(resolved)
     if resolved.device == "cpu":
         ours += _cpu_flags()
-    taken = {flag.name for flag in ours}
+    if not resolved.overlap:
+        ours.append(Flag("disable-overlap-schedule", None, "overlap hides CPU work behind a GPU"))
+    taken = {flag.name: flag.reason for flag in ours}
     further = [_further_flag(name, value, taken) for name, value in resolved.settings.engine.items()]
     return ours + further
 
@@ -99,20 +105,25 @@ def _cpu_flags() -> list[Flag]:
     return [
         Flag("attention-backend", "k3_cpu", "the plugin's; SGLang would take torch_native, which recomputes prefixes"),
         Flag("linear-attn-backend", "triton", "the name under which the plugin's KDA backend takes over"),
-        Flag("disable-overlap-schedule", None, "overlap hides CPU work behind a GPU; here both are the CPU"),
         Flag("cuda-graph-backend-decode", "disabled", "there is no CUDA"),
         Flag("cuda-graph-backend-prefill", "disabled", "there is no CUDA"),
     ]
 
 
-def _further_flag(name: str, value: bool | int | float | str, taken: set[str]) -> Flag:
-    if name in FORBIDDEN_FLAGS:
-        raise SettingsError(f"engine.{name} is refused: {FORBIDDEN_FLAGS[name]}")
+def _further_flag(name: str, value: bool | int | float | str, taken: Mapping[str, str]) -> Flag:
     if name.startswith("-") or "_" in name:
         wanted = name.lstrip("-").replace("_", "-")
         raise SettingsError(f"engine.{name}: write SGLang's long flag without leading dashes, {wanted!r}")
-    if name in taken:
-        raise SettingsError(f"engine.{name}: the launcher sets --{name} itself; use its own setting instead")
+    full = OTHER_NAMES.get(name, name)
+    if full in FORBIDDEN_FLAGS:
+        raise SettingsError(f"engine.{name} is refused: {FORBIDDEN_FLAGS[full]}")
+    if full in taken:
+        raise SettingsError(
+            f"engine.{name}: the launcher sets --{full} itself ({taken[full]}); to choose it, use its own setting"
+        )
+    for known in (*FORBIDDEN_FLAGS, *taken):
+        if known.startswith(name):
+            raise SettingsError(f"engine.{name}: SGLang would read it as --{known}; write flags in full")
     if value is False:
         raise SettingsError(f"engine.{name} is false; SGLang's switches cannot be given as off: leave the key out")
     return Flag(name, None if value is True else str(value), "engine mapping of the configuration")
@@ -134,6 +145,7 @@ def engine_environment(resolved: Resolved, base: Mapping[str, str]) -> dict[str,
     """
     added = {
         "K3_SGLANG_MODEL_IMPL": resolved.settings.model_impl,
+        "K3_SGLANG_EXPERTS": resolved.settings.experts,
         # The checkpoint is a local folder: a lookup on a hub can only hang or fetch something else.
         "HF_HUB_OFFLINE": "1",
         # Programs installed beside this Python (ninja, for kernels compiled at first use) are found first.

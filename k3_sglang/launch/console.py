@@ -19,6 +19,7 @@ class Console:
 
     def __init__(self, log_files: dict[str, TextIO]) -> None:
         self._log_files = log_files
+        self._stderr_open = True
 
     def table(self, rows: Sequence[Row]) -> None:
         """Name and value per line, aligned."""
@@ -33,17 +34,29 @@ class Console:
 
     def progress(self, text: str) -> None:
         """What is going on."""
-        print(f"launch: {text}", file=sys.stderr, flush=True)
+        self._to_stderr(f"launch: {text}")
 
     def error(self, text: str) -> None:
         """Why it ends."""
-        print(f"launch: error: {text}", file=sys.stderr, flush=True)
+        self._to_stderr(f"launch: error: {text}")
 
     def server_line(self, server: str, line: str) -> None:
-        """One line of a server's output."""
-        print(f"{server:<7} | {line}", file=sys.stderr, flush=True)
+        """One line of a server's output. A full disk or a closed pipe loses lines; it must not stop a server."""
+        self._to_stderr(f"{server:<7} | {line}")
         if file := self._log_files.get(server):
-            print(line, file=file, flush=True)
+            try:
+                print(line, file=file, flush=True)
+            except OSError as error:
+                del self._log_files[server]
+                self.error(f"the {server}'s log file cannot be written ({error.strerror}); its copy ends here")
+
+    def _to_stderr(self, text: str) -> None:
+        """Print, unless whoever read standard error has gone (``launch 2>&1 | head``): nobody could be told."""
+        if self._stderr_open:
+            try:
+                print(text, file=sys.stderr, flush=True)
+            except OSError:
+                self._stderr_open = False
 
 
 @contextlib.contextmanager

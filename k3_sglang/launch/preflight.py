@@ -9,16 +9,21 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import k3_sglang
+from k3_sglang.chat.tokenizer import VOCABULARY_FILE
 from k3_sglang.compat import SGLANG_VERSION
 from k3_sglang.launch.resolve import LOOPBACK, Resolved, bind_once
 
 ENTRY_POINTS = {"sglang.srt.plugins": "k3_sglang", "sglang.srt.platforms": "k3_sglang_cpu"}
 """Entry point group and the name this package registers there."""
+
+INDEX_FILE = "model.safetensors.index.json"
+"""Which tensor lies in which file of a checkpoint."""
 
 REINSTALL = "install this package again (`pip install -e .` in the clone, or `make venv`)"
 
@@ -29,6 +34,7 @@ def problems(resolved: Resolved) -> list[str]:
         *check_sglang(),
         *check_entry_points(importlib.metadata.entry_points),
         *check_environment(os.environ, resolved.device),
+        *check_checkpoint(resolved.model_dir, weights="load-format" not in resolved.settings.engine),
         *check_port("port", resolved.settings.host, resolved.gateway_port),
         *check_port("engine_port", LOOPBACK, resolved.engine_port),
     ]
@@ -95,6 +101,28 @@ def check_environment(environment: Mapping[str, str], device: str) -> list[str]:
     if device == "cpu" and environment.get("SGLANG_USE_CPU_ENGINE", "0") == "1":
         found.append("SGLANG_USE_CPU_ENGINE is 1: that engine needs a CPU build of sgl-kernel; unset it")
     return found
+
+
+def check_checkpoint(directory: Path, *, weights: bool) -> list[str]:
+    """The vocabulary and every weight file are there; a missing one would show only after minutes of loading.
+
+    Args:
+        weights: whether the engine reads the weights (not with a ``load-format`` such as ``dummy``).
+    """
+    wanted = {VOCABULARY_FILE}
+    index = directory / INDEX_FILE
+    try:
+        if weights and index.is_file():
+            wanted |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        elif weights and not any(directory.glob("*.safetensors")):
+            return [f"{directory} holds no *.safetensors files; the download is not complete"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{index} cannot be read ({error!r}); it must be JSON with a weight_map: download it again"]
+    missing = sorted(name for name in wanted if not (directory / name).is_file())
+    if not missing:
+        return []
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return [f"{directory} lacks {shown}; the download is not complete"]
 
 
 def check_port(setting: str, host: str, port: int) -> list[str]:

@@ -12,7 +12,6 @@ from k3_sglang.launch.readiness import EngineFacts
 from k3_sglang.launch.resolve import Resolved
 
 KIB = 1024
-DECIDED_BY_ENGINE = "decided by the engine"
 
 
 def plan_rows(resolved: Resolved) -> list[Row]:
@@ -24,7 +23,6 @@ def plan_rows(resolved: Resolved) -> list[Row]:
         ("checkpoint", str(resolved.model_dir)),
         ("device", f"{resolved.device}, {resolved.settings.tp} rank(s)"),
         ("context", f"{resolved.context_len} tokens"),
-        ("running requests", number_or_engine(resolved.max_running_requests)),
         (
             "turn grammar",
             "always (untrained weights)" if resolved.constrain else "only where a request needs it",
@@ -38,11 +36,14 @@ def running_rows(resolved: Resolved, facts: EngineFacts) -> list[Row]:
     kv = f"{pools.get('kv_tokens')} tokens in pages of {pools.get('page_size')}{size(pools, 'kv_bytes')}"
     states = f"{pools.get('state_slots')} slots{size(pools, 'state_bytes_per_slot', ' each')}"
     model = facts.model
+    running, asked = pools.get("max_running_requests"), resolved.max_running_requests
+    capped = f" ({asked} asked for; the pools allow no more)" if asked is not None and running != asked else ""
     return [
         ("model class", f"{model.get('model_class')} ({model.get('dtype')} on {model.get('device')})"),
         ("attention", str(model.get("attention_backend"))),
         ("KV pool", kv),
         ("state pool", states),
+        ("running requests", f"{running}{capped}"),
         ("cache strategy", str(facts.server.get("mamba_radix_cache_strategy"))),
         ("engine", resolved.engine_url),
         ("gateway", f"{resolved.gateway_url}/v1"),
@@ -54,11 +55,6 @@ def command_lines(command: Sequence[str], environment: Mapping[str, str]) -> str
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     text = " ".join([*words, *map(shlex.quote, command)])
     return text.replace(" --", " \\\n  --")
-
-
-def number_or_engine(value: int | None) -> str:
-    """A number, or who decides it."""
-    return DECIDED_BY_ENGINE if value is None else str(value)
 
 
 def count(value: int) -> str:

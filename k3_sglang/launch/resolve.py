@@ -16,6 +16,8 @@ CPU_MAX_RUNNING_REQUESTS = 8
 CPU_KV_TOKENS = 65_536
 """Without a number SGLang sizes both pools from free memory and spends half a minute zeroing them."""
 CPU_STATE_SLOTS = 128
+MIN_STATE_SLOTS = 4
+"""Slots SGLang reckons with for each running request without overlap scheduling (five with it)."""
 CPU_CHUNKED_PREFILL_TOKENS = 2_048
 CPU_PAGE_SIZE = 1
 """Page size 1 matches prefixes to the exact token."""
@@ -43,6 +45,8 @@ class Resolved:
     state_slots: int | None
     page_size: int | None
     chunked_prefill_tokens: int | None
+    overlap: bool
+    """Whether the scheduler prepares the next step while one runs."""
     constrain: bool
     """Whether the gateway decodes every request under a turn grammar."""
 
@@ -79,6 +83,12 @@ def resolve(settings: LaunchSettings) -> Resolved:
         raise SettingsError(f"model {settings.model!r} cannot be served: {error}") from error
     untrained = settings.model == "tiny"
     cpu = device == "cpu"
+    kv_tokens = settings.kv_tokens or (CPU_KV_TOKENS if cpu else None)
+    page_size = settings.page_size or (CPU_PAGE_SIZE if cpu else None)
+    chunked_prefill_tokens = settings.chunked_prefill_tokens or (CPU_CHUNKED_PREFILL_TOKENS if cpu else None)
+    check_pages(page_size, kv_tokens, chunked_prefill_tokens)
+    fitting_tokens = largest_request(kv_tokens, page_size)
+    gateway_port, engine_port = resolve_ports(settings)
     return Resolved(
         settings=settings,
         model_dir=model_dir,
@@ -86,16 +96,17 @@ def resolve(settings: LaunchSettings) -> Resolved:
         served_name=settings.served_name or (settings.model if untrained else model_dir.name),
         untrained=untrained,
         device=device,
-        engine_port=settings.engine_port or free_port(LOOPBACK),
-        gateway_port=settings.port or free_port(settings.host),
+        engine_port=engine_port,
+        gateway_port=gateway_port,
         # CPUs without bfloat16 units multiply float32 several times faster.
         dtype="float32" if cpu and settings.dtype == "auto" else settings.dtype,
-        context_len=resolve_context_len(settings.context_len, config.text.max_position_embeddings),
+        context_len=resolve_context_len(settings.context_len, config.text.max_position_embeddings, fitting_tokens),
         max_running_requests=settings.max_running_requests or (CPU_MAX_RUNNING_REQUESTS if cpu else None),
-        kv_tokens=settings.kv_tokens or (CPU_KV_TOKENS if cpu else None),
-        state_slots=settings.state_slots or (CPU_STATE_SLOTS if cpu else None),
-        page_size=settings.page_size or (CPU_PAGE_SIZE if cpu else None),
-        chunked_prefill_tokens=settings.chunked_prefill_tokens or (CPU_CHUNKED_PREFILL_TOKENS if cpu else None),
+        kv_tokens=kv_tokens,
+        state_slots=resolve_state_slots(settings.state_slots, cpu),
+        page_size=page_size,
+        chunked_prefill_tokens=chunked_prefill_tokens,
+        overlap=not cpu if settings.overlap == "auto" else settings.overlap == "on",
         constrain=untrained if settings.constrain == "auto" else settings.constrain == "on",
     )
 
@@ -122,15 +133,70 @@ def resolve_model(model: str) -> Path:
     return directory.resolve()
 
 
-def resolve_context_len(asked: int | None, model_max: int) -> int:
-    """Context length to serve.
+def largest_request(kv_tokens: int | None, page_size: int | None) -> int | None:
+    """Most tokens of one request that the engine carries to its end; None when it sizes the pool itself.
+
+    SGLang keeps two pages back. Of a longer prompt that its own limits let pass it makes no token, or it waits forever.
+    """
+    if kv_tokens is None:
+        return None
+    page = page_size or 1
+    return kv_tokens // page * page - 2 * page
+
+
+def resolve_context_len(asked: int | None, model_max: int, fitting_tokens: int | None) -> int:
+    """Context length to serve: what is asked for, else the most that the model and the KV pool allow.
 
     Raises:
-        SettingsError: longer than the model's.
+        SettingsError: longer than the model's, or than a request that fits into the KV pool.
     """
     if asked is not None and asked > model_max:
         raise SettingsError(f"context_len is {asked}; this model's maximum is {model_max}: ask for at most that")
-    return asked or model_max
+    if asked is not None and fitting_tokens is not None and asked > fitting_tokens:
+        raise SettingsError(
+            f"context_len is {asked}, but a request in this KV pool has room for {fitting_tokens} tokens; "
+            "raise kv_tokens or lower context_len"
+        )
+    return asked or min(model_max, fitting_tokens or model_max)
+
+
+def resolve_state_slots(asked: int | None, cpu: bool) -> int | None:
+    """Size of the state pool; None leaves it to SGLang.
+
+    Raises:
+        SettingsError: too few slots to run a single request.
+    """
+    if asked is not None and asked < MIN_STATE_SLOTS:
+        raise SettingsError(f"state_slots is {asked}; one running request alone takes up to {MIN_STATE_SLOTS}")
+    return asked or (CPU_STATE_SLOTS if cpu else None)
+
+
+def check_pages(page_size: int | None, kv_tokens: int | None, chunked_prefill_tokens: int | None) -> None:
+    """Refuse sizes that do not fit together in whole pages; SGLang would end with a bare assertion.
+
+    Raises:
+        SettingsError: a prefill chunk is not a whole number of pages, or the pool is smaller than three pages.
+    """
+    if page_size is None:
+        return
+    if chunked_prefill_tokens is not None and chunked_prefill_tokens % page_size:
+        raise SettingsError(
+            f"chunked_prefill_tokens is {chunked_prefill_tokens}; it must be a multiple of page_size, {page_size}"
+        )
+    if kv_tokens is not None and kv_tokens < 3 * page_size:
+        raise SettingsError(f"kv_tokens is {kv_tokens}; it must be at least three pages, {3 * page_size}")
+
+
+def resolve_ports(settings: LaunchSettings) -> tuple[int, int]:
+    """Ports of gateway and engine, never the same one.
+
+    Raises:
+        SettingsError: both settings name one port, or the host is not an address of this machine.
+    """
+    if settings.port and settings.port == settings.engine_port:
+        raise SettingsError(f"port and engine_port are both {settings.port}; choose two, or 0 for a free one")
+    gateway_port = settings.port or free_port(settings.host, other_than=settings.engine_port)
+    return gateway_port, settings.engine_port or free_port(LOOPBACK, other_than=gateway_port)
 
 
 def resolve_device(asked: str, ranks: int) -> str:
@@ -162,14 +228,16 @@ def cuda_devices() -> int:
     return count.value
 
 
-def free_port(host: str) -> int:
-    """A TCP port nobody listens on.
+def free_port(host: str, other_than: int = 0) -> int:
+    """A TCP port nobody listens on, and not the one given.
 
     Raises:
         SettingsError: the host is not an address of this machine.
     """
     try:
-        return bind_once(host, 0)
+        while (port := bind_once(host, 0)) == other_than:
+            pass
+        return port
     except OSError as error:
         raise SettingsError(
             f"host is {host!r}: {error.strerror}; use 127.0.0.1, 0.0.0.0 or an address of this machine"

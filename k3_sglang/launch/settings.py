@@ -31,6 +31,9 @@ class LaunchSettings(BaseModel):
     model_impl: Literal["auto", "plugin", "sglang"] = Field(
         "auto", description="model code: ours, SGLang's, or ours only where no GPU is used"
     )
+    experts: Literal["auto", "packed", "unpacked"] = Field(
+        "auto", description="routed experts in memory (our model code): as stored, or ready to multiply if that fits"
+    )
     served_name: str | None = Field(None, description="model name in API answers; default: the model's own name")
     host: str = Field("127.0.0.1", description="address the gateway listens on; the engine stays on loopback")
     port: Port = Field(30000, description="TCP port of the gateway; 0 picks a free one")
@@ -46,10 +49,13 @@ class LaunchSettings(BaseModel):
     state_slots: Count | None = Field(None, description="size of the recurrent-state pool in slots")
     page_size: Count | None = Field(None, description="tokens per KV page; prefixes match in whole pages")
     chunked_prefill_tokens: Count | None = Field(None, description="most tokens computed in one prefill step")
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto", description="prepare the next step while one runs; auto: on a GPU only"
+    )
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="always decode under a turn grammar; auto: only for untrained weights"
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="of engine and gateway")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="of engine and gateway")
     log_dir: str | None = Field(None, description="folder for engine.log and gateway.log, besides the console")
     start_timeout_s: Count = Field(600, description="seconds until a server that is not ready is given up")
     stop_grace_s: Count = Field(15, description="seconds running requests get to finish when stopping")
@@ -127,7 +133,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise SettingsError(
             f"cannot read config file {path}: {error.strerror}; give the path of a YAML file"
         ) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: bytes that are not UTF-8, a date that does not exist
         raise SettingsError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if loaded is None:
         return {}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from k3_sglang.announce import read_announcements
 from k3_sglang.launch.console import Console
-from k3_sglang.launch.processes import Child, wait_for_exit
+from k3_sglang.launch.processes import Child, is_running, wait_for_exit
 from k3_sglang.launch.readiness import EngineFacts, NotReady, engine_facts, server_info, wait_until_healthy
 
 T = TypeVar("T")
@@ -91,7 +91,8 @@ class Supervisor:
         self._console = console
         self._interrupts = Interrupts()
         self._children: list[Child] = []
-        self._watched_pids: tuple[int, ...] = ()
+        self._watched: dict[int, str] = {}
+        """Processes of the engine below its main one, by id, with what they are."""
         self._grace_s = servers.stop_grace_s
 
     async def run(self, on_ready: Callable[[EngineFacts, float], None]) -> int:
@@ -119,7 +120,7 @@ class Supervisor:
         await self._start_program(servers.engine)
         announced = read_announcements(servers.announce_dir)
         facts = engine_facts(announced, own_model=servers.own_model, device=servers.device)
-        self._watched_pids = facts.scheduler_pids
+        self._watched = engine_processes(facts, self._children[0].pid)
         facts = replace(facts, server=await self._while_alive(server_info(servers.engine_url)))
         self._console.progress("starting the gateway")
         await self._start_program(servers.gateway)
@@ -146,7 +147,7 @@ class Supervisor:
         main = asyncio.create_task(work)
         guards: list[asyncio.Task[None]] = [asyncio.create_task(self._interrupted())]
         guards += [asyncio.create_task(self._ended(child)) for child in self._children]
-        guards += [asyncio.create_task(self._lost(pid)) for pid in self._watched_pids]
+        guards += [asyncio.create_task(self._lost(pid)) for pid in self._watched]
         try:
             done, _ = await asyncio.wait([main, *guards], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
@@ -174,7 +175,7 @@ class Supervisor:
         engine = self._children[0]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(engine.wait(), LAST_WORDS_S)
-        raise ServerFailed(f"the engine's scheduler process {pid} is gone; {last_lines(engine)}")
+        raise ServerFailed(f"the engine's {self._watched[pid]} {pid} is gone; {last_lines(engine)}")
 
     async def _stop(self) -> None:
         for child in reversed(self._children):  # the gateway first: it finishes its requests on a live engine
@@ -182,6 +183,12 @@ class Supervisor:
                 await child.stop(self._grace_s, self._interrupts.hurry)
             except RuntimeError as error:  # something survives SIGKILL: say so, and stop the other one
                 self._console.error(str(error))
+
+
+def engine_processes(facts: EngineFacts, main_pid: int) -> dict[int, str]:
+    """What must live as long as the engine: schedulers, and the others that announced themselves (the detokenizer)."""
+    others = {pid: "worker process" for pid in facts.plugin_pids if pid != main_pid and is_running(pid)}
+    return others | {pid: "scheduler process" for pid in facts.scheduler_pids}
 
 
 def last_lines(child: Child) -> str:

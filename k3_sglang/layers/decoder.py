@@ -18,6 +18,7 @@ import torch
 from k3_sglang.compat import ParallelLMHead, VocabParallelEmbedding
 from k3_sglang.config import TextConfig
 from k3_sglang.layers.attn_residual import ResidualBank, ResidualScore
+from k3_sglang.layers.expert_weights import ExpertFormat
 from k3_sglang.layers.ffn import DenseMLP
 from k3_sglang.layers.kda import KDALayer
 from k3_sglang.layers.mla import MLALayer
@@ -29,7 +30,7 @@ from k3_sglang.layers.parallel import Ranks, weight
 class K3DecoderLayer(torch.nn.Module):
     """One layer: mixture, attention, mixture, FFN."""
 
-    def __init__(self, config: TextConfig, index: int, ranks: Ranks) -> None:
+    def __init__(self, config: TextConfig, index: int, ranks: Ranks, experts: ExpertFormat) -> None:
         super().__init__()
         self.index = index
         self.eps = config.rms_norm_eps
@@ -40,7 +41,7 @@ class K3DecoderLayer(torch.nn.Module):
         self.post_attention_norm = weight(config.hidden_size)
         kda = config.layer_kinds[index] == "kda"
         self.attention = KDALayer(config, index, ranks) if kda else MLALayer(config, index, ranks)
-        self.ffn = DenseMLP(config, ranks) if config.is_dense(index) else LatentMoE(config, ranks)
+        self.ffn = DenseMLP(config, ranks) if config.is_dense(index) else LatentMoE(config, ranks, experts)
 
     def weights_changed(self) -> None:
         """Drop values derived from weights."""
@@ -61,12 +62,12 @@ class K3DecoderLayer(torch.nn.Module):
 class K3TextModel(torch.nn.Module):
     """Embedding, decoder stack, final mixture, norm and output head."""
 
-    def __init__(self, config: TextConfig, ranks: Ranks) -> None:
+    def __init__(self, config: TextConfig, ranks: Ranks, experts: ExpertFormat) -> None:
         super().__init__()
         self.k3 = config
         self.ranks = ranks
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
-        self.stack = tuple(K3DecoderLayer(config, i, ranks) for i in range(config.num_layers))
+        self.stack = tuple(K3DecoderLayer(config, i, ranks, experts) for i in range(config.num_layers))
         self.layers = torch.nn.ModuleList(self.stack)
         self.output_score = ResidualScore(config.hidden_size)
         self.norm = weight(config.hidden_size)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from k3_sglang.config import MoEConfig, TextConfig
+from k3_sglang.layers.expert_weights import ExpertFormat, PackedExperts, UnpackedExperts
 from k3_sglang.layers.experts import run_experts
 from k3_sglang.layers.norm import rms_norm
 from k3_sglang.layers.parallel import Ranks, weight
@@ -43,16 +44,15 @@ def route(x: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor, moe: MoEConfi
 
 
 class LatentMoE(torch.nn.Module):
-    """Routed experts behind a latent projection plus shared experts; experts' widths are split over ranks."""
+    """Routed experts behind a latent projection plus shared experts; ranks hold whole experts or parts of each."""
 
-    def __init__(self, config: TextConfig, ranks: Ranks) -> None:
+    def __init__(self, config: TextConfig, ranks: Ranks, experts: ExpertFormat) -> None:
         super().__init__()
         moe = config.moe
         self.moe = moe
         self.situ = config.situ
         self.eps = config.rms_norm_eps
         self._ranks = ranks
-        width = ranks.share(moe.intermediate_size, "moe_intermediate_size")
         shared_width = ranks.share(moe.shared_intermediate_size, "shared expert width")
         self.in_sizes = (moe.latent_size, 2 * shared_width)
         """Rows of ``in_proj``: routed_expert_down_proj, shared gate|up."""
@@ -60,8 +60,7 @@ class LatentMoE(torch.nn.Module):
         self.gate = weight(moe.num_experts, config.hidden_size, dtype=torch.float32)
         self.e_score_correction_bias = weight(moe.num_experts, dtype=torch.float32)
         self.in_proj = weight(sum(self.in_sizes), config.hidden_size)
-        self.w13 = weight(moe.num_experts, 2 * width, moe.latent_size)
-        self.w2 = weight(moe.num_experts, moe.latent_size, width)
+        self.experts = PackedExperts(moe, ranks) if experts == "packed" else UnpackedExperts(moe, ranks)
         self.routed_expert_norm = weight(moe.latent_size)
         self.up_proj = weight(config.hidden_size, moe.latent_size)
         self.shared_down_proj = weight(config.hidden_size, shared_width)
@@ -70,7 +69,7 @@ class LatentMoE(torch.nn.Module):
         """[T, C] to [T, C]."""
         ids, weights = route(x, self.gate, self.e_score_correction_bias, self.moe)
         latent, shared_gate_up = F.linear(x, self.in_proj).split(self.in_sizes, dim=-1)
-        routed = self._ranks.all_reduce(run_experts(latent, ids, weights, self.w13, self.w2, self.situ))
+        routed = self._ranks.all_reduce(run_experts(latent, ids, weights, self.experts, self.situ))
         routed = rms_norm(routed.to(x.dtype), self.routed_expert_norm, self.eps)
         shared = F.linear(situ_glu(shared_gate_up, self.situ), self.shared_down_proj)
         return F.linear(routed, self.up_proj) + self._ranks.all_reduce(shared)

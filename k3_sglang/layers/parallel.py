@@ -19,6 +19,37 @@ class Ranks:
     rank: int = 0
     size: int = 1
     all_reduce: Callable[[torch.Tensor], torch.Tensor] = _identity
+    expert_parallel_size: int = 1
+    """Groups over which whole experts are dealt out; the ranks inside a group split an expert's width."""
+
+    @property
+    def within_expert(self) -> Ranks:
+        """This rank's place among those that share its experts."""
+        size = self._expert_group_size()
+        return Ranks(self.rank % size, size)
+
+    def experts(self, total: int) -> range:
+        """Indices of the experts this rank holds.
+
+        Raises:
+            ValueError: the experts cannot be dealt out evenly.
+        """
+        if total % self.expert_parallel_size:
+            raise ValueError(
+                f"{total} experts cannot be dealt out over {self.expert_parallel_size} expert-parallel groups; "
+                f"choose an expert-parallel size that divides {total}"
+            )
+        held = total // self.expert_parallel_size
+        first = self.rank // self._expert_group_size() * held
+        return range(first, first + held)
+
+    def _expert_group_size(self) -> int:
+        if self.size % self.expert_parallel_size:
+            raise ValueError(
+                f"{self.size} tensor-parallel ranks cannot form {self.expert_parallel_size} expert-parallel groups; "
+                f"choose an expert-parallel size that divides {self.size}"
+            )
+        return self.size // self.expert_parallel_size
 
     def share(self, total: int, what: str) -> int:
         """This rank's part of ``total`` equal units.

@@ -43,7 +43,7 @@ def load_all(slots: Mapping[str, Slot], tensors: Iterable[tuple[str, torch.Tenso
         Number of tensors consumed.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, given twice, or has the wrong shape or dtype.
+        CheckpointError: a tensor is missing, unknown, given twice, damaged, or has the wrong shape or dtype.
     """
     filled: set[str] = set()
     for name, tensor in tensors:
@@ -53,7 +53,10 @@ def load_all(slots: Mapping[str, Slot], tensors: Iterable[tuple[str, torch.Tenso
         if name in filled:
             raise CheckpointError(f"{source}: tensor {name!r} appears twice")
         _check(name, tensor, slot, source)
-        slot.write(tensor)
+        try:
+            slot.write(tensor)
+        except ValueError as error:
+            raise CheckpointError(f"{source}: tensor {name!r}: {error}") from error
         filled.add(name)
     missing = [name for name in slots if name not in filled]
     if missing:

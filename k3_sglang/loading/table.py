@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 
 from k3_sglang.config import TextConfig
-from k3_sglang.kernels.mxfp4 import GROUP_SIZE
+from k3_sglang.kernels.mxfp4 import GROUP_SIZE, NAN_SCALE
 from k3_sglang.kernels.mxfp4 import decode as decode_mxfp4
 from k3_sglang.layers.attn_residual import ResidualScore
 from k3_sglang.layers.decoder import K3TextModel
+from k3_sglang.layers.expert_weights import PackedExperts
 from k3_sglang.layers.ffn import DenseMLP
 from k3_sglang.layers.kda import KDALayer
 from k3_sglang.layers.mla import MLALayer
 from k3_sglang.layers.moe import LatentMoE
 from k3_sglang.layers.parallel import Ranks
-from k3_sglang.loading.slots import BYTES, FLOATS, Pair, Slot
+from k3_sglang.loading.slots import BYTES, FLOATS, CheckpointError, Pair, Slot
 
 PREFIX = "language_model."
 """Prefix of every text tensor in the release."""
@@ -175,20 +176,70 @@ def _moe(layer: LatentMoE, config: TextConfig, ranks: Ranks, name: str) -> Slots
         f"{name}shared_experts.down_proj.weight": _columns(layer.shared_down_proj, hidden, shared_width, ranks),
     }
     for expert in range(moe.num_experts):
-        gate, up = layer.w13[expert].chunk(2)
-        down = layer.w2[expert]
-        width, latent = moe.intermediate_size, moe.latent_size
-        at = f"{name}experts.{expert}."
-        slots |= _expert_matrix(gate, width, latent, 0, config, ranks, f"{at}w1")
-        slots |= _expert_matrix(up, width, latent, 0, config, ranks, f"{at}w3")
-        slots |= _expert_matrix(down, latent, width, 1, config, ranks, f"{at}w2")
+        slots |= _expert(layer, expert, config, ranks, f"{name}experts.{expert}.")
     return slots
+
+
+def _expert(layer: LatentMoE, expert: int, config: TextConfig, ranks: Ranks, name: str) -> Slots:
+    """w1 and w3 are split by rows, w2 by columns, over the ranks that share this expert; other ranks read past it."""
+    width, latent = config.moe.intermediate_size, config.moe.latent_size
+    experts, inner = layer.experts, ranks.within_expert
+    if expert not in experts.held:
+        return _expert_of_another_rank(width, latent, config, name)
+    place = expert - experts.held.start
+    if isinstance(experts, PackedExperts):
+        gate_codes, up_codes = experts.w13_codes[place].chunk(2)
+        gate_scales, up_scales = experts.w13_scales[place].chunk(2)
+        down = experts.w2_codes[place], experts.w2_scales[place]
+        return {
+            **_packed_matrix(gate_codes, gate_scales, width, latent, 0, inner, f"{name}w1"),
+            **_packed_matrix(up_codes, up_scales, width, latent, 0, inner, f"{name}w3"),
+            **_packed_matrix(*down, latent, width, 1, inner, f"{name}w2"),
+        }
+    gate, up = experts.w13[place].chunk(2)
+    return {
+        **_expert_matrix(gate, width, latent, 0, config, inner, f"{name}w1"),
+        **_expert_matrix(up, width, latent, 0, config, inner, f"{name}w3"),
+        **_expert_matrix(experts.w2[place], latent, width, 1, config, inner, f"{name}w2"),
+    }
+
+
+def _expert_of_another_rank(width: int, latent: int, config: TextConfig, name: str) -> Slots:
+    """Slots that check the tensors of an expert this rank does not hold and keep nothing."""
+
+    def drop(tensor: torch.Tensor) -> None:
+        del tensor
+
+    slots: Slots = {}
+    for matrix, rows, columns in (("w1", width, latent), ("w3", width, latent), ("w2", latent, width)):
+        if config.experts_packed:
+            slots[f"{name}{matrix}.weight_packed"] = Slot((rows, columns // 2), BYTES, drop)
+            slots[f"{name}{matrix}.weight_scale"] = Slot((rows, columns // GROUP_SIZE), BYTES, drop)
+        else:
+            slots[f"{name}{matrix}.weight"] = Slot((rows, columns), FLOATS, drop)
+    return slots
+
+
+def _packed_matrix(
+    codes: torch.Tensor, scales: torch.Tensor, rows: int, columns: int, dim: int, ranks: Ranks, name: str
+) -> Slots:
+    """One expert matrix [rows, columns] that stays as the file has it, split over ranks along ``dim``."""
+
+    def write_scales(tensor: torch.Tensor) -> None:
+        if bool((tensor == NAN_SCALE).any()):
+            raise CheckpointError(f"tensor {name}.weight_scale has a scale byte {NAN_SCALE} (NaN): the file is damaged")
+        _copy(scales, ranks.rows(tensor, dim))
+
+    return {
+        f"{name}.weight_packed": Slot((rows, columns // 2), BYTES, lambda t: _copy(codes, ranks.rows(t, dim))),
+        f"{name}.weight_scale": Slot((rows, columns // GROUP_SIZE), BYTES, write_scales),
+    }
 
 
 def _expert_matrix(
     parameter: torch.Tensor, rows: int, columns: int, dim: int, config: TextConfig, ranks: Ranks, name: str
 ) -> Slots:
-    """One expert matrix [rows, columns], split over ranks along ``dim``; packed experts arrive as codes and scales."""
+    """One expert matrix [rows, columns] kept unpacked, split over ranks along ``dim``; the file may have it packed."""
 
     def write(tensor: torch.Tensor) -> None:
         _copy(parameter, ranks.rows(tensor, dim))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,12 +11,17 @@ import torch
 
 from k3_sglang.compat import LogitsProcessor, get_parallel, tensor_model_parallel_all_reduce
 from k3_sglang.config import TextConfig
+from k3_sglang.costs import expert_parameters
 from k3_sglang.layers.decoder import K3TextModel
+from k3_sglang.layers.expert_weights import ExpertFormat, choose_format
 from k3_sglang.layers.parallel import Ranks
 from k3_sglang.loading.slots import load_all
 from k3_sglang.loading.table import PREFIX, VISION_PREFIXES, build_table
 
 logger = logging.getLogger(__name__)
+
+EXPERTS_ENV = "K3_SGLANG_EXPERTS"
+"""``auto``, ``packed`` or ``unpacked``, see :func:`k3_sglang.layers.expert_weights.choose_format`."""
 
 
 def _ranks() -> Ranks:
@@ -27,7 +33,21 @@ def _ranks() -> Ranks:
         )
     if parallel.pp_size != 1:
         raise ValueError(f"pipeline parallelism of {parallel.pp_size} is not supported by this K3 model class; use 1")
-    return Ranks(parallel.tp_rank, parallel.tp_size, tensor_model_parallel_all_reduce)
+    return Ranks(parallel.tp_rank, parallel.tp_size, tensor_model_parallel_all_reduce, parallel.moe_ep_size)
+
+
+def expert_format(config: TextConfig, ranks: Ranks) -> ExpertFormat:
+    """How this process keeps routed experts: the ``K3_SGLANG_EXPERTS`` variable, by default what fits in memory."""
+    layers = config.num_layers - config.num_dense_layers
+    values = layers * config.moe.num_experts * expert_parameters(config) // ranks.size
+    chosen = choose_format(
+        os.environ.get(EXPERTS_ENV, "auto"),
+        stored_packed=config.experts_packed,
+        unpacked_bytes=values * torch.get_default_dtype().itemsize,
+        available_bytes=os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks.size,
+    )
+    logger.info("routed experts are kept %s", chosen)
+    return chosen
 
 
 class KimiK3ForConditionalGeneration(torch.nn.Module):
@@ -38,7 +58,8 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         text = getattr(config, "text_config", config)
         self.config = config
         self.quant_config = quant_config
-        self.model = K3TextModel(TextConfig.from_dict(text.to_dict()), _ranks())
+        k3, ranks = TextConfig.from_dict(text.to_dict()), _ranks()
+        self.model = K3TextModel(k3, ranks, expert_format(k3, ranks))
         self.logits_processor = LogitsProcessor(text)
 
     def get_input_embeddings(self) -> torch.nn.Module:
@@ -75,10 +96,12 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
                 else:
                     yield self.checkpoint_name(name), tensor
 
-        with torch.no_grad():
-            count = load_all(build_table(self.model), text_tensors(), "checkpoint")
-        for layer in self.model.stack:
-            layer.weights_changed()
+        try:
+            with torch.no_grad():
+                count = load_all(build_table(self.model), text_tensors(), "checkpoint")
+        finally:  # also after a failed update of a running engine: what was derived must fit what is there
+            for layer in self.model.stack:
+                layer.weights_changed()
         logger.info("loaded %d text tensors", count)
         if skipped:
             logger.warning("%d image-tower tensors not loaded: this model class serves text only", skipped)

@@ -32,9 +32,10 @@ def logits(golden: Path) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def golden_engine(golden: Path) -> Iterator[Engine]:
-    """An engine in fp32 on the golden checkpoint."""
+    """An engine in fp32 on the golden checkpoint, experts kept as MXFP4."""
     engine_port, gateway_port = two_free_ports()
     arguments = ["--model", str(golden / "checkpoint"), "--device", "cpu", "--dtype", "float32", "--constrain", "off"]
+    arguments += ["--experts", "packed"]  # the tiny model of the other tests unpacks its own
     arguments += ["--kv-tokens", "8192", "--state-slots", "48", "--max-running-requests", "4", "--page-size", "1"]
     with running([*arguments, "--log-level", "warning"], engine_port, gateway_port) as stack:
         client = Engine(stack.engine_url)

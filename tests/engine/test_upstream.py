@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ torch.accelerator.is_available = lambda: True
 """
 
 
-def run(code: str, **environment: str) -> dict[str, object]:
+def run(code: str, **environment: str) -> Any:
     """Last line of a program's output, as JSON."""
     command = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment})
@@ -77,6 +78,24 @@ def test_no_other_module_names_sglang_internals(repository: Path) -> None:
         text = path.read_text(encoding="utf-8")
         if path.name != "compat.py":
             assert "import sglang" not in text and "from sglang" not in text, path
+
+
+CONV_DTYPES = """
+import json, torch
+from k3_sglang.backends.kda_cpu import check_conv_dtype
+refused = []
+for state, activations in [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16),
+                           (torch.bfloat16, torch.float32), (torch.bfloat16, torch.float16)]:
+    try:
+        check_conv_dtype(state, activations)
+    except ValueError:
+        refused.append(f"{state} {activations}".replace("torch.", ""))
+print(json.dumps(refused))
+"""
+
+
+def test_convolution_states_that_would_round_activations_are_refused() -> None:
+    assert run(CONV_DTYPES) == ["bfloat16 float32", "bfloat16 float16"]
 
 
 def test_without_an_accelerator_model_backends_and_platform_are_ours() -> None:

@@ -1,4 +1,4 @@
-"""Fixtures for the launcher: a K3 checkpoint folder that has just its config.json."""
+"""Fixtures for the launcher: a K3 checkpoint folder that has little more than its config.json."""
 
 from __future__ import annotations
 
@@ -58,8 +58,10 @@ def config_json() -> dict[str, Any]:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Folder named ``small-k3`` with a config.json and nothing else: enough for everything before the engine."""
+    """Folder named ``small-k3`` with a config.json and two empty files: enough for everything before the engine."""
     directory = tmp_path / "small-k3"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config_json()), encoding="utf-8")
+    (directory / "tiktoken.model").touch()
+    (directory / "model.safetensors").touch()
     return directory

@@ -4,6 +4,7 @@ Usage: fake_server.py PORT JOURNAL [WORD ...] with words
 
 - ``announce``: announce plugin, model and pools like an engine (``foreign``: with another package's model class)
 - ``worker``: start a child that stands for the scheduler and makes the announcements
+- ``helper``: start a child that announces the plugin only, as the detokenizer does
 - ``crash``: print and exit with code 3 instead of serving
 - ``mute``: never become healthy
 - ``deaf``: ignore SIGTERM
@@ -51,14 +52,25 @@ def announce_engine(words: set[str]) -> None:
     """What the plugin says in the engine's processes."""
     announce("plugin")
     announce("model", **(FOREIGN if "foreign" in words else MODEL))
-    announce("pools", kv_tokens=100, state_slots=10, page_size=1, kv_bytes=2048, state_bytes_per_slot=1536)
+    announce(
+        "pools",
+        kv_tokens=100,
+        state_slots=10,
+        page_size=1,
+        kv_bytes=2048,
+        state_bytes_per_slot=1536,
+        max_running_requests=2,
+    )
 
 
 def main() -> None:
     """Serve until SIGTERM."""
     port, journal, words = int(sys.argv[1]), Path(sys.argv[2]), set(sys.argv[3:])
-    if "is-worker" in words:
-        announce_engine(words)
+    if "is-worker" in words or "is-helper" in words:
+        if "is-worker" in words:
+            announce_engine(words)
+        else:
+            announce("plugin")
         print("announced", flush=True)
         time.sleep(600)
     name = os.environ["FAKE_NAME"]
@@ -79,13 +91,13 @@ def main() -> None:
         sys.exit(3)
     if "orphan" in words:
         note(f"child {subprocess.Popen([sys.executable, '-c', SLEEPER]).pid}")
-    if "worker" in words:
-        command = [sys.executable, __file__, str(port), str(journal), "is-worker"]
+    for child in {"worker", "helper"} & words:
+        command = [sys.executable, __file__, str(port), str(journal), f"is-{child}"]
         worker = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert worker.stdout is not None
         worker.stdout.readline()  # it has announced itself
         note(f"child {worker.pid}")
-    elif "announce" in words:
+    if "announce" in words:
         announce_engine(words)
     Handler.healthy = "mute" not in words
     http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()

@@ -63,6 +63,12 @@ def test_a_gpu_leaves_pools_to_the_engine_and_upstream_kernels_in_place(
         ({"--ep-size": 2}, "without leading dashes, 'ep-size'"),
         ({"ep_size": 2}, "without leading dashes, 'ep-size'"),
         ({"enable-metrics": False}, "leave the key out"),
+        ({"disable-overlap-schedule": True}, "overlap hides CPU work behind a GPU"),
+        ({"trust-remote": True}, "SGLang would read it as --trust-remote-code"),
+        ({"tp": 2}, "SGLang would read it as --tp-size"),
+        ({"tensor-parallel-size": 2}, "sets --tp-size itself"),
+        ({"model": "elsewhere"}, "sets --model-path itself"),
+        ({"config": "other.yaml"}, "is refused: a second file"),
     ],
 )
 def test_further_flags_that_make_no_sense_are_refused(
@@ -70,6 +76,11 @@ def test_further_flags_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(SettingsError, match=expected):
         command.engine_flags(resolved(checkpoint, engine=engine))
+
+
+def test_overlap_is_off_on_a_cpu_unless_asked_for(checkpoint: Path) -> None:
+    assert "disable-overlap-schedule" in flags(resolved(checkpoint))
+    assert "disable-overlap-schedule" not in flags(resolved(checkpoint, overlap="on"))
 
 
 def test_true_gives_a_bare_flag_and_numbers_become_text(checkpoint: Path) -> None:

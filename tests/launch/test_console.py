@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,7 @@ def test_the_tables_show_model_device_pools_strategy_and_urls(checkpoint: Path) 
             "page_size": 1,
             "state_slots": 128,
             "state_bytes_per_slot": 1536,
+            "max_running_requests": 6,
         },
         scheduler_pids=(1,),
         plugin_pids=(1,),
@@ -64,7 +68,35 @@ def test_the_tables_show_model_device_pools_strategy_and_urls(checkpoint: Path) 
     assert rows["KV pool"] == "65536 tokens in pages of 1 (3.0 MiB)"
     assert rows["state pool"] == "128 slots (1.5 KiB each)"
     assert rows["cache strategy"] == "extra_buffer"
+    assert rows["running requests"] == "6 (8 asked for; the pools allow no more)"
     assert rows["gateway"] == "http://127.0.0.1:4000/v1"
+
+
+def test_a_full_disk_ends_the_copy_with_one_message_and_not_the_passing_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:  # every write to it fails with ENOSPC
+        output = console.Console({"engine": full})
+        output.server_line("engine", "first")
+        output.server_line("engine", "second")
+        with contextlib.suppress(OSError):
+            full.close()  # tries once more to write what is still in its buffer
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "engine  | first"
+    assert "log file cannot be written (No space left on device)" in lines[1]
+    assert lines[2:] == ["engine  | second"]
+
+
+def test_a_reader_of_standard_error_that_goes_away_stops_nothing(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from k3_sglang.launch.console import opened\n"
+        "reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 2)\n"
+        "with opened(sys.argv[1], ['engine']) as output:\n"
+        "    output.progress('nobody hears this')\n"
+        "    output.server_line('engine', 'but this is kept')\n"
+        "os._exit(0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    assert (tmp_path / "engine.log").read_text(encoding="utf-8") == "but this is kept\n"
 
 
 @pytest.mark.parametrize(("value", "text"), [(999, "999"), (5_200_000, "5.2M"), (2_779_500_000_000, "2779.5B")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import socket
 from collections.abc import Iterable
@@ -88,6 +89,31 @@ def test_variables_that_switch_the_plugin_off_are_found(
     else:
         (problem,) = found
         assert re.search(expected, problem)
+
+
+def test_a_checkpoint_with_every_file_passes(checkpoint: Path) -> None:
+    assert preflight.check_checkpoint(checkpoint, weights=True) == []
+
+
+def test_a_shard_that_the_index_names_and_nobody_downloaded_is_found(checkpoint: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}}
+    (checkpoint / preflight.INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+    (problem,) = preflight.check_checkpoint(checkpoint, weights=True)
+    assert problem == f"{checkpoint} lacks model-2.safetensors; the download is not complete"
+    assert preflight.check_checkpoint(checkpoint, weights=False) == []
+
+
+def test_a_checkpoint_without_weights_or_vocabulary_or_with_a_broken_index_is_found(checkpoint: Path) -> None:
+    (checkpoint / preflight.INDEX_FILE).write_text("[]", encoding="utf-8")
+    (problem,) = preflight.check_checkpoint(checkpoint, weights=True)
+    assert "cannot be read" in problem
+    (checkpoint / preflight.INDEX_FILE).unlink()
+    (checkpoint / "model.safetensors").unlink()
+    (problem,) = preflight.check_checkpoint(checkpoint, weights=True)
+    assert "holds no *.safetensors files" in problem
+    (checkpoint / "tiktoken.model").unlink()
+    (problem,) = preflight.check_checkpoint(checkpoint, weights=False)
+    assert "lacks tiktoken.model" in problem
 
 
 def test_a_busy_port_ends_the_launch_with_one_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

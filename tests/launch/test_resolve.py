@@ -46,6 +46,35 @@ def test_a_context_longer_than_the_models_is_refused_with_both_numbers(checkpoin
     assert resolved(checkpoint, context_len=4096).context_len == 4096
 
 
+def test_a_context_that_the_kv_pool_cannot_hold_is_refused_and_never_the_default(checkpoint: Path) -> None:
+    message = refusal(checkpoint, context_len=900, kv_tokens=800)
+    assert "context_len is 900, but a request in this KV pool has room for 798 tokens" in message
+    assert resolved(checkpoint, kv_tokens=800).context_len == 798
+    assert resolved(checkpoint, kv_tokens=800, page_size=64).context_len == 12 * 64 - 2 * 64
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"page_size": 64, "chunked_prefill_tokens": 100}, "chunked_prefill_tokens is 100; it must be a multiple of"),
+        ({"page_size": 64, "kv_tokens": 191}, "kv_tokens is 191; it must be at least three pages, 192"),
+        ({"state_slots": 3}, "state_slots is 3; one running request alone takes up to 4"),
+        ({"port": 4000, "engine_port": 4000}, "port and engine_port are both 4000"),
+    ],
+)
+def test_sizes_and_ports_that_exclude_each_other_are_refused(
+    checkpoint: Path, values: dict[str, object], expected: str
+) -> None:
+    assert expected in refusal(checkpoint, **values)
+
+
+def test_two_free_ports_are_never_the_same(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = iter([5001, 5001, 5002])
+    monkeypatch.setattr(stage, "bind_once", lambda host, port: next(offered))
+    plan = resolved(checkpoint, port=0)
+    assert (plan.gateway_port, plan.engine_port) == (5001, 5002)
+
+
 def test_a_missing_model_directory_is_refused(tmp_path: Path) -> None:
     message = refusal(tmp_path / "nowhere")
     assert "no such directory" in message

@@ -65,6 +65,7 @@ def test_settings_cannot_be_changed_later() -> None:
         ("port: 1\nport: 2", "key 'port' is given twice"),
         ("- port", "holds a list; it must be a mapping"),
         ("port: [", "is not valid YAML"),
+        ("served_name: 2026-13-99", "is not valid YAML"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_with_the_remedy(tmp_path: Path, text: str, expected: str) -> None:
@@ -80,6 +81,11 @@ def test_a_mistake_in_the_file_is_not_hidden_by_a_flag(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "nowhere.yaml: No such file" in refusal("--config", str(tmp_path / "nowhere.yaml"))
+
+
+def test_a_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_bytes(b"model: \xff\xfe\n")
+    assert "bad.yaml is not valid YAML: 'utf-8' codec" in refusal("--config", str(tmp_path / "bad.yaml"))
 
 
 def test_a_misspelt_flag_is_refused_with_the_nearest_one() -> None:

@@ -151,6 +151,16 @@ async def test_a_killed_scheduler_ends_the_launch_even_if_the_engine_does_not_no
     assert scene.events()[-2:] == ["gateway stopped", "engine stopped"]
 
 
+async def test_a_dead_helper_of_a_living_engine_ends_the_launch(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def kill_helper() -> None:
+        os.kill(scene.pids("child")[0], signal.SIGKILL)
+
+    assert await scene.run(scene.servers("announce helper"), on_ready=kill_helper) == 1
+    assert f"worker process {scene.pids('child')[0]} is gone" in capfd.readouterr().err
+
+
 async def test_a_killed_engine_leaves_no_orphan(scene: Scene, capfd: pytest.CaptureFixture[str]) -> None:
     def kill_engine() -> None:
         os.kill(scene.pids("started")[0], signal.SIGKILL)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from k3_sglang.config import MoEConfig, SituConfig
+from k3_sglang.kernels import mxfp4
 from k3_sglang.layers.attn_residual import ResidualBank
+from k3_sglang.layers.expert_weights import PackedExperts, UnpackedExperts, choose_format
 from k3_sglang.layers.experts import PER_TOKEN_MAX, run_experts
 from k3_sglang.layers.moe import route
 from k3_sglang.layers.norm import gated_rms_norm, rms_norm
@@ -94,8 +98,8 @@ def test_few_and_many_tokens_give_the_sum_over_chosen_experts(tokens: int, one_s
     """Balanced routing takes the batched form; with all tokens on the same experts padding would waste too much."""
     torch.manual_seed(tokens)
     latent = torch.randn(tokens, MOE.latent_size)
-    w13 = torch.randn(MOE.num_experts, 2 * MOE.intermediate_size, MOE.latent_size)
-    w2 = torch.randn(MOE.num_experts, MOE.latent_size, MOE.intermediate_size)
+    experts = UnpackedExperts(MOE, Ranks())
+    w13, w2 = experts.w13.normal_(), experts.w2.normal_()
     ids = torch.stack([torch.randperm(MOE.num_experts)[: MOE.experts_per_token] for _ in range(tokens)])
     if one_sided:
         ids[:] = ids[0].clone()
@@ -104,7 +108,78 @@ def test_few_and_many_tokens_give_the_sum_over_chosen_experts(tokens: int, one_s
     for t in range(tokens):
         for expert, share in zip(ids[t].tolist(), weights[t], strict=True):
             wanted[t] += share * (w2[expert] @ situ_glu(w13[expert] @ latent[t], SITU))
-    close(run_experts(latent, ids, weights, w13, w2, SITU), wanted, 1e-5)
+    close(run_experts(latent, ids, weights, experts, SITU), wanted, 1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 50])
+def test_packed_experts_compute_exactly_what_unpacked_ones_do(tokens: int) -> None:
+    moe = replace(MOE, intermediate_size=32, latent_size=64)
+    packed, unpacked = PackedExperts(moe, Ranks()), UnpackedExperts(moe, Ranks())
+    torch.manual_seed(tokens)
+    for name, values in (("w13", unpacked.w13.normal_()), ("w2", unpacked.w2.normal_())):
+        codes, scales = mxfp4.encode(values)
+        getattr(packed, f"{name}_codes").copy_(codes)
+        getattr(packed, f"{name}_scales").copy_(scales)
+        values.copy_(mxfp4.decode(codes, scales))
+    latent, weights = torch.randn(tokens, moe.latent_size), torch.rand(tokens, 3)
+    ids = torch.stack([torch.randperm(moe.num_experts)[:3] for _ in range(tokens)])
+    got = run_experts(latent, ids, weights, packed, SITU)
+    assert torch.equal(got, run_experts(latent, ids, weights, unpacked, SITU))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 40])
+@pytest.mark.parametrize(("size", "expert_parallel"), [(2, 1), (2, 2), (4, 2), (8, 8)])
+def test_the_parts_of_all_ranks_sum_to_the_whole(tokens: int, size: int, expert_parallel: int) -> None:
+    torch.manual_seed(tokens)
+    whole = UnpackedExperts(MOE, Ranks())
+    w13, w2 = whole.w13.normal_(), whole.w2.normal_()
+    latent, weights = torch.randn(tokens, MOE.latent_size), torch.rand(tokens, 3)
+    ids = torch.stack([torch.randperm(MOE.num_experts)[:3] for _ in range(tokens)])
+    total = torch.zeros(tokens, MOE.latent_size)
+    for rank in range(size):
+        ranks = Ranks(rank, size, expert_parallel_size=expert_parallel)
+        part, inner = UnpackedExperts(MOE, ranks), ranks.within_expert
+        for place, expert in enumerate(part.held):
+            gate, up = w13[expert].chunk(2)
+            part.w13[place] = torch.cat((inner.rows(gate), inner.rows(up)))
+            part.w2[place] = inner.rows(w2[expert], dim=1)
+        total += run_experts(latent, ids, weights, part, SITU)
+    close(total, run_experts(latent, ids, weights, whole, SITU), 1e-5)
+
+
+def test_experts_that_do_not_divide_are_refused_with_both_numbers() -> None:
+    with pytest.raises(ValueError, match="896 experts cannot be dealt out over 3"):
+        Ranks(0, 3, expert_parallel_size=3).experts(896)
+    with pytest.raises(ValueError, match="4 tensor-parallel ranks cannot form 3"):
+        _ = Ranks(0, 4, expert_parallel_size=3).within_expert
+
+
+def test_experts_too_narrow_for_a_scale_group_cannot_stay_packed() -> None:
+    with pytest.raises(ValueError, match="width 48 per rank cannot stay packed"):
+        PackedExperts(replace(MOE, intermediate_size=96), Ranks(0, 2))
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored_packed", "available_bytes", "chosen"),
+    [
+        ("auto", True, 400, "unpacked"),
+        ("auto", True, 150, "packed"),
+        ("auto", False, 150, "unpacked"),
+        ("packed", True, 400, "packed"),
+        ("unpacked", True, 10, "unpacked"),
+    ],
+)
+def test_experts_are_unpacked_where_they_fit(
+    asked: str, stored_packed: bool, available_bytes: int, chosen: str
+) -> None:
+    got = choose_format(asked, stored_packed=stored_packed, unpacked_bytes=100, available_bytes=available_bytes)
+    assert got == chosen
+
+
+@pytest.mark.parametrize(("asked", "message"), [("some", "allowed: auto, packed"), ("packed", "stores them unpacked")])
+def test_an_impossible_expert_format_is_refused(asked: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose_format(asked, stored_packed=False, unpacked_bytes=100, available_bytes=100)
 
 
 def test_the_gated_output_norm_is_fp32_inside() -> None:

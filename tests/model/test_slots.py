@@ -64,6 +64,15 @@ def test_a_wrong_dtype_names_what_is_allowed(slots: dict[str, Slot]) -> None:
         load_all(slots, iter([("b", torch.ones(4, dtype=torch.int64))]), "file")
 
 
+def test_a_damaged_tensor_is_named(slots: dict[str, Slot]) -> None:
+    def refuse(_tensor: torch.Tensor) -> None:
+        raise ValueError("scale byte 255 means NaN")
+
+    slots["b"] = Slot((4,), FLOATS, refuse)
+    with pytest.raises(CheckpointError, match="file: tensor 'b': scale byte 255"):
+        load_all(slots, iter(TENSORS), "file")
+
+
 @given(st.booleans())
 def test_a_pair_joins_in_either_order_and_keeps_nothing(first_comes_first: bool) -> None:
     joined: list[float] = []
