@@ -112,6 +112,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, interrupt)
     started = time.monotonic()
     try:
+        say("the weights are random: answers are noise, calls fail, nothing gets fixed; watch the cached column grow")
         say(f"starting engine and gateway (log: {SERVER_LOG})")
         with serving(arguments) as base_url:
             ready = time.monotonic()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -255,6 +257,44 @@ def test_the_environment_changes_its_name_with_the_requirements() -> None:
     environment = script("environment")
     assert environment.environment_key(["a"]) == environment.environment_key(["a"])
     assert environment.environment_key(["a"]) != environment.environment_key(["b"])
+
+
+def test_an_environment_folder_that_cannot_be_made_is_one_line_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "scripts" / "environment.py")],
+        env={**os.environ, "K3_VENV_DIR": str(tmp_path / "file" / "venvs")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "K3_VENV_DIR names another folder" in done.stderr
+
+
+def test_an_installer_that_outlives_the_script_keeps_the_lock(tmp_path: Path) -> None:
+    """Killed together with its lock, the script would let a second one delete the folder under a running installer."""
+    code = (
+        "import importlib.util, sys\n"
+        "from pathlib import Path\n"
+        "spec = importlib.util.spec_from_file_location('environment', sys.argv[1])\n"
+        "environment = importlib.util.module_from_spec(spec); spec.loader.exec_module(environment)\n"
+        "with environment.locked(Path(sys.argv[2])):\n"
+        "    environment.run('sh', '-c', f'read line < {sys.argv[2]}.fifo')\n"
+    )
+    lock = tmp_path / "lock"
+    os.mkfifo(f"{lock}.fifo")
+    arguments = [sys.executable, "-c", code, str(REPOSITORY / "scripts" / "environment.py"), str(lock)]
+    with subprocess.Popen(arguments) as process:
+        with open(f"{lock}.fifo", "w", encoding="utf-8") as installer:  # opens when the installer reads
+            process.kill()
+            process.wait(30)
+            with lock.open() as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            installer.write("done\n")
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # returns once the installer has ended
 
 
 def test_the_environment_home_is_outside_the_clone_and_can_be_chosen(

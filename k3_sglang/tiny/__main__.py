@@ -1,4 +1,4 @@
-"""Command line of the tiny model: ``python -m k3_sglang.tiny build DIR``."""
+"""Command line of the tiny model: ``python -m k3_sglang.tiny build DIR`` and ``path``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from k3_sglang.config import K3Config
 from k3_sglang.costs import total_parameters
-from k3_sglang.tiny import build
+from k3_sglang.tiny import build, ensure
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -24,6 +24,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("directory", type=Path, metavar="DIR", help="created when missing; must be empty")
     command.add_argument("--seed", type=int, default=0, help="one seed always gives the same bytes (default: 0)")
     command.add_argument("--force", action="store_true", help="overwrite a checkpoint that is already in DIR")
+    path = commands.add_parser("path", help="print where the launcher's checkpoint lies, building it when missing")
+    path.description = (
+        "The directory of `--model tiny`, for example for `python -m k3_sglang.chat tokens --vocabulary`."
+    )
     return parser
 
 
@@ -31,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (2: the directory cannot be used)."""
     options = _parser().parse_args(arguments)
     try:
+        if options.command == "path":
+            print(ensure())
+            return 0
         directory = build(options.directory, options.seed, force=options.force)
     except OSError as error:
         print(f"k3_sglang.tiny: {error}", file=sys.stderr)
