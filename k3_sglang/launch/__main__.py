@@ -27,12 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         resolved = resolve(request.settings)
         engine = command.engine_command(resolved)
         environment = command.engine_environment(resolved, os.environ)
+        found = preflight.problems(resolved)
+        for problem in found:
+            print(f"launch: {'warning' if request.dry_run else 'error'}: {problem}", file=sys.stderr)
         if request.dry_run:
             print(report.command_lines(engine, environment))
             return 0
-        if found := preflight.problems(resolved):
-            for problem in found:
-                print(f"launch: error: {problem}", file=sys.stderr)
+        if found:
             return EXIT_USAGE
         with (
             console.opened(request.settings.log_dir, ("engine", "gateway")) as output,

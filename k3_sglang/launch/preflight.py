@@ -17,7 +17,7 @@ from pathlib import Path
 import k3_sglang
 from k3_sglang.chat.tokenizer import VOCABULARY_FILE
 from k3_sglang.compat import SGLANG_VERSION
-from k3_sglang.launch.resolve import LOOPBACK, Resolved, bind_once
+from k3_sglang.launch.resolve import LOOPBACK, Resolved, bind_once, cuda_devices
 
 ENTRY_POINTS = {"sglang.srt.plugins": "k3_sglang", "sglang.srt.platforms": "k3_sglang_cpu"}
 """Entry point group and the name this package registers there."""
@@ -33,6 +33,7 @@ def problems(resolved: Resolved) -> list[str]:
     return [
         *check_sglang(),
         *check_entry_points(importlib.metadata.entry_points),
+        *check_devices(resolved.device, resolved.settings.tp, cuda_devices()),
         *check_environment(os.environ, resolved.device),
         *check_checkpoint(resolved.model_dir, weights="load-format" not in resolved.settings.engine),
         *check_port("port", resolved.settings.host, resolved.gateway_port),
@@ -40,9 +41,19 @@ def problems(resolved: Resolved) -> list[str]:
     ]
 
 
+def check_devices(device: str, ranks: int, gpus: int) -> list[str]:
+    """The driver shows a GPU for every rank."""
+    if device != "cuda" or gpus >= ranks:
+        return []
+    return [
+        f"device is 'cuda' with tp {ranks}, but the CUDA driver shows {gpus} usable GPU(s); "
+        "lower tp, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
+    ]
+
+
 def check_sglang() -> list[str]:
     """SGLang is installed and is the version the plugin was checked on."""
-    remedy = f"run `pip install sglang=={SGLANG_VERSION}` with Python 3.11"
+    remedy = f"install the extra `serve` of this package with Python 3.11 (it pins sglang=={SGLANG_VERSION})"
     try:
         version = importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:

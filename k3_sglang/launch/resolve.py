@@ -71,9 +71,9 @@ def resolve(settings: LaunchSettings) -> Resolved:
     """Decide everything the settings leave open.
 
     Raises:
-        SettingsError: no such model, a context longer than the model's, a device this machine lacks.
+        SettingsError: no such model, a context longer than the model's, settings that contradict each other.
     """
-    device = resolve_device(settings.device, settings.tp)
+    device = resolve_device(settings.device)
     if settings.model_impl == "sglang" and device == "cpu":
         raise SettingsError("model_impl is 'sglang', whose K3 needs a GPU; on device cpu use 'auto' or 'plugin'")
     model_dir = resolve_model(settings.model)
@@ -199,21 +199,11 @@ def resolve_ports(settings: LaunchSettings) -> tuple[int, int]:
     return gateway_port, settings.engine_port or free_port(LOOPBACK, other_than=gateway_port)
 
 
-def resolve_device(asked: str, ranks: int) -> str:
-    """``cpu`` or ``cuda``.
-
-    Raises:
-        SettingsError: cuda without enough usable GPUs.
-    """
-    gpus = cuda_devices()
-    if asked == "cpu" or (asked == "auto" and gpus == 0):
-        return "cpu"
-    if gpus < ranks:
-        raise SettingsError(
-            f"device is {asked!r} with tp {ranks}, but the CUDA driver shows {gpus} usable GPU(s); "
-            "lower tp, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
-        )
-    return "cuda"
+def resolve_device(asked: str) -> str:
+    """``cpu`` or ``cuda``; whether there are enough GPUs is for preflight, so that a dry run works anywhere."""
+    if asked == "auto":
+        return "cuda" if cuda_devices() else "cpu"
+    return asked
 
 
 def cuda_devices() -> int:

@@ -64,7 +64,7 @@ def test_a_missing_or_different_sglang_is_found(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(importlib.metadata, "version", nothing)
     (problem,) = preflight.check_sglang()
-    assert problem.startswith("sglang is not installed; run `pip install sglang==")
+    assert problem.startswith("sglang is not installed; install the extra `serve`")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,26 @@ def test_a_bad_setting_ends_the_launch_with_one_line(capsys: pytest.CaptureFixtu
     assert output.out == ""
     assert output.err.startswith("launch: error: model is 'no/such/model': no such directory")
     assert output.err.count("\n") == 1
+
+
+def test_more_ranks_than_gpus_are_found() -> None:
+    assert preflight.check_devices("cuda", 8, 8) == []
+    assert preflight.check_devices("cpu", 8, 0) == []
+    (problem,) = preflight.check_devices("cuda", 8, 2)
+    assert "'cuda' with tp 8, but the CUDA driver shows 2 usable GPU(s)" in problem
+
+
+def test_a_dry_run_off_the_gpu_machine_prints_the_command_and_warns(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "cuda_devices", lambda: 0)
+    arguments = ["--model", str(checkpoint), "--device", "cuda", "--tp", "8"]
+    assert main([*arguments, "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert "--tp-size 8" in printed.out
+    assert "launch: warning: device is 'cuda' with tp 8" in printed.err
+    assert main(arguments) == 2
+    assert "launch: error: device is 'cuda' with tp 8" in capsys.readouterr().err
 
 
 def test_a_dry_run_starts_nothing_and_prints_the_command(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
