@@ -44,6 +44,7 @@ UPSTREAM: dict[str, str] = {
 }
 
 HOOK_TARGETS: dict[str, str] = {
+    "model_config": "sglang.srt.configs.model_config.ModelConfig.__init__",
     "get_tokenizer": "sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer",
     "get_quantization_config": "sglang.srt.model_loader.loader._get_quantization_config",
     "KDAAttnBackend": "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend",

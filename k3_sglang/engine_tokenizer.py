@@ -112,7 +112,23 @@ class EngineTokenizer:
 
 def get_tokenizer_hook(original: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
     """Around SGLang's ``get_tokenizer``: ours for a directory in K3's format, upstream's for anything else."""
-    directory = Path(name)
-    if (directory / VOCABULARY_FILE).is_file() and not (directory / "tokenizer.json").exists():
-        return EngineTokenizer(K3Tokenizer.from_dir(directory), name)
+    if is_k3_directory(name):
+        return EngineTokenizer(K3Tokenizer.from_dir(name), name)
     return original(name, *args, **kwargs)
+
+
+def is_k3_directory(name: str) -> bool:
+    """Whether a checkpoint has its vocabulary in K3's format, so that this tokenizer serves it."""
+    directory = Path(name)
+    return (directory / VOCABULARY_FILE).is_file() and not (directory / "tokenizer.json").exists()
+
+
+def text_only_hook(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Before SGLang's ``ModelConfig``: no image processor for K3 unless asked for, on any device.
+
+    Upstream's wants the checkpoint's own code, which is never run; gateway and tokenizer handle text only.
+    """
+    path = kwargs.get("model_path", args[1] if len(args) > 1 else None)
+    if kwargs.get("enable_multimodal") is None and isinstance(path, str) and is_k3_directory(path):
+        kwargs["enable_multimodal"] = False
+    return args, kwargs

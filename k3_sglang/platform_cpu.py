@@ -47,14 +47,11 @@ class K3CpuPlatform(CpuDeviceMixin, SRTPlatform):
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Defaults for what the user left open.
 
-        Our model class serves text, so no image processor is started. Convolution states take the dtype of the
-        activations they are copied from: upstream's default of bfloat16 would make a prefix hit round what a cold run
-        does not. Threads that wait for each other sleep instead of spinning: on a machine whose cores also run the
+        Convolution states take the dtype of the activations they are copied from: upstream's default of bfloat16 would
+        make a prefix hit round what a cold run does not. Threads that wait for each other sleep instead of spinning: on a machine whose cores also run the
         gateway and its clients, spinning makes a prefill ten times slower. Engine processes started later inherit the
         environment.
         """
-        if server_args.enable_multimodal is None:
-            server_args.enable_multimodal = False
         if server_args.dtype in STATE_DTYPES:
             os.environ.setdefault(CONV_STATE_DTYPE_ENV, server_args.dtype)
         os.environ.setdefault(WAIT_POLICY_ENV, "PASSIVE")

@@ -57,9 +57,10 @@ def register() -> None:
 
 
 def _register_tokenizer() -> None:
-    from k3_sglang.engine_tokenizer import get_tokenizer_hook
+    from k3_sglang.engine_tokenizer import get_tokenizer_hook, text_only_hook
 
     compat.HookRegistry.register(compat.HOOK_TARGETS["get_tokenizer"], get_tokenizer_hook, compat.HookType.AROUND)
+    compat.HookRegistry.register(compat.HOOK_TARGETS["model_config"], text_only_hook, compat.HookType.BEFORE)
 
 
 def _register_text_architecture() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from k3_sglang import compat
+from k3_sglang.tiny import ensure
 
 RESOLVE = """
 import json, pkgutil
@@ -113,6 +114,21 @@ def test_with_an_accelerator_upstreams_model_and_kernels_stay() -> None:
     assert found["kda"] == "sglang.srt.layers.attention.linear.kda_backend"
     assert found["mla"] is False
     assert found["model"] != "k3_sglang.models.kimi_k3"
+
+
+MULTIMODAL = """
+import json, sys
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.configs.model_config import ModelConfig
+print(json.dumps({"multimodal": bool(ModelConfig(model_path=sys.argv[1], dtype="bfloat16").is_multimodal)}))
+"""
+
+
+@pytest.mark.parametrize("before", ["", PRETEND_ACCELERATOR], ids=["cpu", "accelerator"])
+def test_no_image_processor_that_needs_code_of_the_checkpoint_is_started(before: str) -> None:
+    code = before + MULTIMODAL.replace("sys.argv[1]", repr(str(ensure())))
+    assert run(code) == {"multimodal": False}
 
 
 def test_with_an_accelerator_our_model_class_can_be_chosen() -> None:
