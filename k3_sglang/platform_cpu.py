@@ -48,9 +48,9 @@ class K3CpuPlatform(CpuDeviceMixin, SRTPlatform):
         """Defaults for what the user left open.
 
         Convolution states take the dtype of the activations they are copied from: upstream's default of bfloat16 would
-        make a prefix hit round what a cold run does not. Threads that wait for each other sleep instead of spinning: on a machine whose cores also run the
-        gateway and its clients, spinning makes a prefill ten times slower. Engine processes started later inherit the
-        environment.
+        make a prefix hit round what a cold run does not. Threads that wait for each other sleep instead of spinning: on
+        a machine whose cores also run the gateway and its clients, spinning makes a prefill ten times slower. Engine
+        processes started later inherit the environment.
         """
         if server_args.dtype in STATE_DTYPES:
             os.environ.setdefault(CONV_STATE_DTYPE_ENV, server_args.dtype)
