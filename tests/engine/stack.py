@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -40,6 +41,20 @@ class Stack:
     def gateway_url(self) -> str:
         """The public server."""
         return f"http://127.0.0.1:{self.gateway_port}"
+
+    def wait_for_output(self, text: str, timeout_s: float = 20.0) -> str:
+        """The first line of output that holds ``text``; lines arrive a little after what they tell of.
+
+        Raises:
+            AssertionError: no such line came in time; the message holds the last lines.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for line in self.output:
+                if text in line:
+                    return line
+            assert time.monotonic() < deadline, f"no line with {text!r}:\n" + "\n".join(self.output[-40:])
+            time.sleep(0.05)
 
 
 def start(arguments: Sequence[str], engine_port: int, gateway_port: int) -> Stack:
@@ -129,6 +144,22 @@ class Engine:
         response = self.http.post("/generate", json={"input_ids": list(ids), "sampling_params": parameters})
         assert response.status_code == httpx.codes.OK, response.text
         return _generated(response.json())
+
+    def stream(
+        self, ids: Sequence[int], max_new_tokens: int, begun: threading.Event, **sampling: object
+    ) -> tuple[int, ...]:
+        """:meth:`generate`, streamed: sets ``begun`` when the first token is there. Returns the output ids."""
+        parameters = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True, **sampling}
+        output: list[int] = []
+        body = {"input_ids": list(ids), "sampling_params": parameters, "stream": True}
+        with self.http.stream("POST", "/generate", json=body) as response:
+            assert response.status_code == httpx.codes.OK, response.read()
+            for line in response.iter_lines():
+                data = line.removeprefix("data:").strip()
+                if data and data != "[DONE]":
+                    output += json.loads(data)["output_ids"]
+                    begun.set()
+        return tuple(output)
 
     def prompt_logprobs(self, ids: Sequence[int]) -> list[float]:
         """Log-probability of each prompt token but the first, computed in one prefill without any cached prefix."""
