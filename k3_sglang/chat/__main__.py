@@ -1,6 +1,7 @@
 """Shows what K3 sees and says: `python -m k3_sglang.chat render|tokens|parse`."""
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,8 @@ from k3_sglang.chat.json_types import is_list, is_object
 from k3_sglang.chat.parse import TurnParser
 from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.tokenizer import K3Tokenizer
-from k3_sglang.chat.types import ChatRequest, Segment
+from k3_sglang.chat.types import ChatRequest, ImagePart, Segment
+from k3_sglang.vision.images import ImageError, data_url_bytes, load_image
 
 
 class InputError(ValueError):
@@ -100,7 +102,16 @@ def _request(options: argparse.Namespace) -> ChatRequest:
     body = _json(_read(options))
     if not is_object(body):
         raise InputError("the input is not a JSON object; give the body of a chat completion request")
-    return parse_request(body, lenient=options.lenient)
+    return parse_request(body, lenient=options.lenient, images=None if options.lenient else _data_url_image)
+
+
+def _data_url_image(source: str, param: str) -> ImagePart:
+    """Nothing is fetched here: an image is shown as far as the request itself holds it."""
+    try:
+        data = data_url_bytes(source)
+        return ImagePart(source, load_image(data).size, hashlib.sha256(data).digest())
+    except ImageError as error:
+        raise ChatRequestError(param, error.code, str(error)) from error
 
 
 def _ids(text: str) -> list[int]:

@@ -193,7 +193,7 @@ def _image(param: str, part: ImagePart) -> Segment:
         )
     width, height = part.size
     text = f"<|media_begin|>image {width}x{height}<|media_content|><|media_pad|><|media_end|>"
-    return Segment(text, True)
+    return Segment(text, True, image=part)
 
 
 def _system(kind: str, text: str) -> list[Segment]:

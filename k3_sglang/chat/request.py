@@ -11,7 +11,7 @@ from k3_sglang.chat.request_fields import refuse, shown, wrong_type
 from k3_sglang.chat.request_messages import MessageParser
 from k3_sglang.chat.request_tools import check_unique, parse_response_format, parse_tool_choice, parse_tools
 from k3_sglang.chat.toolresults import match_ids
-from k3_sglang.chat.types import ChatRequest, Effort, JSONObject, Message, ToolCall
+from k3_sglang.chat.types import ChatRequest, Effort, ImageResolver, JSONObject, Message, ToolCall
 
 __all__ = ["PROMPT_FIELDS", "ChatRequestError", "parse_request"]
 
@@ -34,15 +34,18 @@ _NEAREST_TIER: dict[str, Effort] = {"minimal": "low", "medium": "high", "xhigh":
 _EFFORTS = "low, high, max (also minimal = low, medium = high, xhigh = max, none = thinking off)"
 
 
-def parse_request(body: Mapping[str, Any], *, lenient: bool = False) -> ChatRequest:
+def parse_request(
+    body: Mapping[str, Any], *, lenient: bool = False, images: ImageResolver | None = None
+) -> ChatRequest:
     """Read the prompt-shaping fields of a chat completion body; `body` is not changed.
 
     Raises ChatRequestError naming the field. With `lenient` the rules are those of K3's released encoder:
     messages of unknown role (`developer` included) and entries that are not objects are skipped, effort has
     its three words only, any tool list is rendered, and `add_generation_prompt` and `image_sizes` are read.
+    `images` finds the sizes of images that have none there; without it such images are refused.
     """
     strict = not lenient
-    messages = _messages(body, strict=strict)
+    messages = _messages(body, images, strict=strict)
     tools = parse_tools(body.get("tools"), "tools", strict=strict)
     if strict:
         _check_all_tools(tools, messages)
@@ -61,14 +64,14 @@ def parse_request(body: Mapping[str, Any], *, lenient: bool = False) -> ChatRequ
     )
 
 
-def _messages(body: Mapping[str, Any], *, strict: bool) -> list[tuple[int, Message]]:
+def _messages(body: Mapping[str, Any], images: ImageResolver | None, *, strict: bool) -> list[tuple[int, Message]]:
     """Messages with their positions in the body."""
     value = body.get("messages")
     if not is_list(value):
         wrong_type("messages", value, "a list of messages")
     if strict and not value:
         refuse("messages", "empty_messages", "the list is empty; send at least one message")
-    parser = MessageParser(None if strict else body.get("image_sizes"), strict=strict)
+    parser = MessageParser(None if strict else body.get("image_sizes"), images, strict=strict)
     parsed = [(index, parser.parse(entry, index)) for index, entry in enumerate(value)]
     parser.finish()
     return [(index, message) for index, message in parsed if message is not None]

@@ -16,7 +16,17 @@ from k3_sglang.chat.request_fields import (
     wrong_type,
 )
 from k3_sglang.chat.request_tools import parse_tools
-from k3_sglang.chat.types import Content, ContentPart, ImagePart, JSONObject, Message, Role, TextPart, ToolCall
+from k3_sglang.chat.types import (
+    Content,
+    ContentPart,
+    ImagePart,
+    ImageResolver,
+    JSONObject,
+    Message,
+    Role,
+    TextPart,
+    ToolCall,
+)
 
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # A hint some clients attach everywhere; it changes nothing about the prompt.
@@ -31,14 +41,17 @@ _ROLE_KEYS: dict[Role, frozenset[str]] = {
 # What other roles have: a client that writes every message with the same fields leaves these empty.
 _OTHER_ROLES_KEYS = frozenset(("reasoning_content", "reasoning", "tool_calls", "tool_call_id", "tool"))
 _TEXT_PART_KEYS = _HINT_KEYS | {"type", "text"}
+_IMAGE_KINDS = ("image", "image_url")
+_IMAGE_KEYS = frozenset(("url", "detail"))
 _UNSUPPORTED_ASSISTANT_KEYS = ("function_call", "prefix", "partial")
 
 
 class MessageParser:
-    """Parses messages in order; holds what runs across them (image sizes)."""
+    """Parses messages in order; holds what runs across them (image sizes, given or found by `images`)."""
 
-    def __init__(self, image_sizes: Any, *, strict: bool) -> None:
+    def __init__(self, image_sizes: Any, images: ImageResolver | None = None, *, strict: bool) -> None:
         self._strict = strict
+        self._images = images
         self._sizes: Iterator[Any] = iter(image_sizes or ())
 
     def parse(self, value: Any, index: int) -> Message | None:
@@ -114,8 +127,8 @@ class MessageParser:
             return TextPart(part)
         part = required_object(part, param)
         kind = part.get("type")
-        if kind in ("image", "image_url"):
-            return self._image(part, param)
+        if kind in _IMAGE_KINDS:
+            return self._image(part, role, param)
         text = part.get("text")
         if not isinstance(text, str) or (self._strict and kind != "text"):
             refuse(
@@ -127,13 +140,15 @@ class MessageParser:
             refuse_unknown(part, _TEXT_PART_KEYS, param, "a text part")
         return TextPart(text)
 
-    def _image(self, part: Mapping[str, Any], param: str) -> ImagePart:
-        source = part.get(str(part["type"]))
-        if is_object(source):
-            source = source.get("url")
-        if not isinstance(source, str):
-            wrong_type(param, source, "an image given as a string or an object with `url`")
+    def _image(self, part: Mapping[str, Any], role: Role, param: str) -> ImagePart:
+        if self._strict:
+            _check_image_keys(part, role, param)
+        source = image_source(part)
+        if source is None:
+            wrong_type(param, part.get(str(part["type"])), "an image given as a string or an object with `url`")
         size = next(self._sizes, None)
+        if size is None and self._images is not None:
+            return self._images(source, param)
         if size is None:
             refuse(
                 param,
@@ -143,6 +158,47 @@ class MessageParser:
         if not is_list(size) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
             wrong_type("image_sizes", size, "[width, height] in pixels")
         return ImagePart(source, (size[0], size[1]))
+
+
+def image_source(part: Mapping[str, Any]) -> str | None:
+    """The source of an image part: `image_url` or `image` holds it as a string or an object with `url`."""
+    source = part.get(str(part["type"]))
+    if is_object(source):
+        source = source.get("url")
+    return source if isinstance(source, str) else None
+
+
+def image_sources(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Path and source of every image part of a request body, in order, before it is parsed.
+
+    For whoever has to fetch sources first; entries that are not what they should be are left to `parse_request`.
+    """
+    for index, message in enumerate(_entries(body.get("messages"))):
+        for position, part in enumerate(_entries(message.get("content")) if is_object(message) else ()):
+            if is_object(part) and part.get("type") in _IMAGE_KINDS and (source := image_source(part)) is not None:
+                yield f"messages[{index}].content[{position}]", source
+
+
+def _entries(value: Any) -> list[Any]:
+    return value if is_list(value) else []
+
+
+def _check_image_keys(part: Mapping[str, Any], role: Role, param: str) -> None:
+    """No key is ignored: `detail` is accepted where it says what happens anyway."""
+    kind = str(part["type"])
+    if role != "assistant":
+        refuse_unknown(part, _HINT_KEYS | {"type", kind}, param, "an image part")
+    image = part.get(kind)
+    if not is_object(image):
+        return
+    refuse_unknown(image, _IMAGE_KEYS, f"{param}.{kind}", "an image")
+    if image.get("detail") not in (None, "auto", "high"):
+        refuse(
+            f"{param}.{kind}.detail",
+            "unsupported_value",
+            f'got {shown(image["detail"])}; allowed are "auto" and "high", which mean the same: K3 sees every image '
+            "in its own resolution. For fewer tokens send a smaller image",
+        )
 
 
 def _check_keys(value: Mapping[str, Any], role: Role, param: str) -> None:

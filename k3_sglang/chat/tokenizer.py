@@ -110,7 +110,7 @@ class K3Tokenizer:
         ids: list[int] = []
         cache = self._cache
         special = self._special_by_text
-        for text, allow_special, recorded in segments:
+        for text, allow_special, recorded, _ in segments:
             if recorded is not None:
                 ids.extend(recorded)
             elif allow_special:

@@ -1,5 +1,6 @@
 """The conversation vocabulary shared by the serving plugin and the agent runtime."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -13,12 +14,14 @@ class Segment(NamedTuple):
     """One piece of a prompt, tokenised on its own.
 
     With `allow_special` the spelling of control tokens in `text` becomes those tokens; without it the
-    same characters stay ordinary text. A segment with `ids` stands for exactly these ids.
+    same characters stay ordinary text. A segment with `ids` stands for exactly these ids. A segment with
+    `image` holds that image's one `<|media_pad|>`.
     """
 
     text: str
     allow_special: bool = False
     ids: tuple[int, ...] | None = None
+    image: "ImagePart | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,21 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image inside a list content; `size` is the (width, height) in pixels before any resizing."""
+    """An image inside a list content.
+
+    `size` is the (width, height) in pixels before any resizing. `digest` identifies the content, whatever the
+    source was called; `tokens` is how many positions the engine puts in the place of its one `<|media_pad|>`.
+    """
 
     source: str
     size: tuple[int, int] | None = None
+    digest: bytes = b""
+    tokens: int = 1
 
+
+ImageResolver: TypeAlias = Callable[[str, str], ImagePart]
+"""What finds the size of an image: called with the source as sent and the path of the part in the request, for one
+image after the other. Raises ChatRequestError for an image that is not accepted."""
 
 ContentPart: TypeAlias = TextPart | ImagePart
 Content: TypeAlias = str | tuple[ContentPart, ...] | None

@@ -24,6 +24,7 @@ _DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]+;base64,", re.IGNORECASE)
 
 ImageErrorCode = Literal[
     "image_source_unsupported",
+    "image_not_readable",  # only where sources are read, which is not here
     "image_not_base64",
     "image_too_many_bytes",
     "image_too_many_pixels",

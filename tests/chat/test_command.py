@@ -1,11 +1,14 @@
 """The command line: what it prints for requests, ids and text, and how it refuses bad input."""
 
+import base64
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from k3_sglang.chat.__main__ import main
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -39,6 +42,30 @@ def test_tokens_prints_ids_or_counts(
     assert main(["tokens", "--counts", "--vocabulary", str(toy_directory), request_file]) == 0
     counts = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert counts == {"prompt": str(len(ids)), "control": "9", "text": str(len(ids) - 9)}
+
+
+def pixel(width: int, height: int) -> str:
+    """A PNG as a data URL."""
+    buffer = io.BytesIO()
+    Image.new("L", (width, height)).save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def test_images_are_shown_by_their_size_as_far_as_the_request_holds_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "request.json"
+
+    def write(url: str) -> None:
+        part = {"type": "image_url", "image_url": {"url": url}}
+        path.write_text(json.dumps({"messages": [{"role": "user", "content": [part]}]}), encoding="utf-8")
+
+    write(pixel(30, 20))
+    assert main(["render", str(path)]) == 0
+    assert "<|media_begin|>image 30x20<|media_content|><|media_pad|><|media_end|>" in capsys.readouterr().out
+    write(f"file://{path}")
+    assert main(["render", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("error: messages[0].content[0]: image source 'file://")
 
 
 def test_parse_takes_ids_or_text(

@@ -75,7 +75,7 @@ class TestB29Images:
         parts = (TextPart("look: "), ImagePart("img", (640, 480)), TextPart(" ok?"))
         segments = render(ChatRequest((Message("user", parts),), effort=None))
         wrapper = "<|media_begin|>image 640x480<|media_content|><|media_pad|><|media_end|>"
-        place = segments.index(Segment(wrapper, True))
+        place = segments.index(Segment(wrapper, True, image=parts[1]))
         assert [s.text for s in segments[place - 1 : place + 2]] == ["look: ", wrapper, " ok?"]
 
     def test_a_size_is_needed(self) -> None:
