@@ -65,6 +65,7 @@ class OutputIds:
     """
 
     def __init__(self, rid: str, prompt_len: int) -> None:
+        """``prompt_len``: prompt tokens as the engine counts them, images expanded."""
         self._rid = rid
         self._prompt_len = prompt_len
         self._received_tokens = 0
@@ -85,11 +86,20 @@ class OutputIds:
         new_ids = self._new_ids(cast("list[int]", ids), fields.get("completion_tokens"))
         return Chunk(
             ids=tuple(new_ids),
-            prompt_tokens=self._count(fields, "prompt_tokens") or self._prompt_len,
+            prompt_tokens=self._prompt_tokens(fields),
             cached_tokens=self._count(fields, "cached_tokens"),
             completion_tokens=self._received_tokens,
             finish=finish,
         )
+
+    def _prompt_tokens(self, fields: Mapping[str, Any]) -> int:
+        """The prompt's length; an engine that counts another has not read the prompt it was sent."""
+        counted = self._count(fields, "prompt_tokens")
+        if counted not in (0, self._prompt_len):  # 0: not said
+            raise EngineProtocolError(
+                f"the engine counts {counted} prompt tokens, the request has {self._prompt_len}", self._rid
+            )
+        return self._prompt_len
 
     def _count(self, fields: Mapping[str, Any], key: str) -> int:
         value = fields.get(key)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any, cast
 
 import anyio
+import anyio.to_thread
 import httpx
 
 from agent_runtime.engine.output_ids import (
@@ -16,10 +17,12 @@ from agent_runtime.engine.output_ids import (
     error_message,
     server_sent_data,
 )
-from agent_runtime.engine.types import Chunk, Generation, SamplingParams
+from agent_runtime.engine.types import Chunk, EngineImage, Generation, SamplingParams, expanded_len
 from agent_runtime.errors import EngineProtocolError, EngineTimeout, EngineUnavailable
 
 logger = logging.getLogger(__name__)
+
+_JSON = {"content-type": "application/json"}
 
 ABORT_TIMEOUT_S = 3.0
 """How long closing an unfinished stream may wait for the engine to take the abort."""
@@ -47,22 +50,27 @@ class SGLangEngine:
             trust_env=False,
         )
 
-    async def stream(self, ids: Sequence[int], sampling: SamplingParams, rid: str) -> AsyncGenerator[Chunk, None]:
+    async def stream(
+        self, ids: Sequence[int], sampling: SamplingParams, rid: str, images: Sequence[EngineImage] = ()
+    ) -> AsyncGenerator[Chunk, None]:
         """Generate from ``ids`` ``[prompt_len]``; yields chunks, the last one has ``finish``.
+
+        ``images`` has one entry for each ``<|media_pad|>`` among the ids, in order.
 
         However the iteration ends before that, by an error, ``aclose`` or cancellation, the engine is told to
         abort ``rid``. The engine aborts by prefix: no rid in flight may be the beginning of another.
         Raises EngineRejected, EngineUnavailable, EngineTimeout, EngineAborted or EngineProtocolError.
         """
-        body = {"input_ids": list(ids), "sampling_params": dict(sampling), "stream": True, "rid": rid}
+        body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": dict(sampling), "stream": True, "rid": rid}
+        content = await _with_images(body, images) if images else _json_bytes(body)
         running = True
         self._open_streams.add(rid)
         try:
-            async with self._client.stream("POST", "/generate", json=body) as response:
+            async with self._client.stream("POST", "/generate", content=content, headers=_JSON) as response:
                 if response.status_code != 200:
                     running = False
                     raise engine_error(response.status_code, _message(await response.aread()), rid)
-                output = OutputIds(rid, len(ids))
+                output = OutputIds(rid, expanded_len(ids, images))
                 async with aclosing(server_sent_data(response.aiter_bytes())) as payloads:
                     async for payload in payloads:
                         if payload == DONE:
@@ -86,12 +94,14 @@ class SGLangEngine:
             if self._all_closed is not None and not self._open_streams:
                 self._all_closed.set()
 
-    async def generate(self, ids: Sequence[int], sampling: SamplingParams, rid: str) -> Generation:
+    async def generate(
+        self, ids: Sequence[int], sampling: SamplingParams, rid: str, images: Sequence[EngineImage] = ()
+    ) -> Generation:
         """Generate the whole output. Cancelling the call aborts the request; errors as in ``stream``."""
         collected: list[int] = []
         coarse = {"stream_interval": COLLECT_STREAM_INTERVAL, **sampling}
         last: Chunk | None = None
-        async with aclosing(self.stream(ids, coarse, rid)) as chunks:
+        async with aclosing(self.stream(ids, coarse, rid, images)) as chunks:
             async for chunk in chunks:
                 collected.extend(chunk.ids)
                 last = chunk
@@ -151,6 +161,15 @@ class SGLangEngine:
                 logger.warning("abort of %s failed: %s", rid, error)
         if scope.cancelled_caught:
             logger.warning("abort of %s: no answer from the engine within %g s", rid, ABORT_TIMEOUT_S)
+
+
+async def _with_images(body: dict[str, Any], images: Sequence[EngineImage]) -> bytes:
+    """The request as JSON, written on a thread: pictures may have many megabytes."""
+    return await anyio.to_thread.run_sync(_json_bytes, {**body, "image_data": [image.data_url for image in images]})
+
+
+def _json_bytes(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _event(payload: bytes, rid: str | None) -> dict[str, Any]:

@@ -9,6 +9,19 @@ SamplingParams = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class EngineImage:
+    """A picture for one ``<|media_pad|>`` id of a prompt, which the engine replaces by ``tokens`` positions."""
+
+    data_url: str
+    tokens: int
+
+
+def expanded_len(ids: Sequence[int], images: Sequence[EngineImage]) -> int:
+    """Prompt tokens as the engine counts them: each image's one id has become its positions."""
+    return len(ids) + sum(image.tokens - 1 for image in images)
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Why a generation ended. ``matched`` is the stop token id (or string) when one ended it."""
 
@@ -42,17 +55,21 @@ class Generation:
 
 
 class Engine(Protocol):
-    """A token-exact engine: prompt ids in, output ids out.
+    """A token-exact engine: prompt ids in, output ids out. ``images`` belong to the prompt's pads, in order.
 
     Whoever stops iterating ``stream`` early closes it (``contextlib.aclosing``); closing an unfinished
     stream aborts the request in the engine.
     """
 
-    def stream(self, ids: Sequence[int], sampling: SamplingParams, rid: str) -> AsyncGenerator[Chunk, None]:
+    def stream(
+        self, ids: Sequence[int], sampling: SamplingParams, rid: str, images: Sequence[EngineImage] = ()
+    ) -> AsyncGenerator[Chunk, None]:
         """Generate; yields chunks, the last one has ``finish``. Raises a subclass of EngineError."""
         ...
 
-    async def generate(self, ids: Sequence[int], sampling: SamplingParams, rid: str) -> Generation:
+    async def generate(
+        self, ids: Sequence[int], sampling: SamplingParams, rid: str, images: Sequence[EngineImage] = ()
+    ) -> Generation:
         """Generate and wait for the whole output. Cancelling the call aborts the request."""
         ...
 

@@ -25,18 +25,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = GatewaySettings.from_file(options.settings)
         tokenizer = K3Tokenizer.from_dir(settings.tokenizer_dir)
+        app = create_app(settings, _engine(settings), tokenizer)
     except (SettingsError, VocabularyError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return USAGE_ERROR
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    engine = SGLangEngine(
-        settings.engine_url,
-        connect_timeout_s=settings.engine_connect_timeout_s,
-        idle_timeout_s=settings.engine_idle_timeout_s,
-    )
     config = uvicorn.Config(
-        create_app(settings, engine, tokenizer),
+        app,
         host=settings.host,
         port=settings.port,
         log_config=None,
@@ -50,6 +46,14 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, _exit)
     uvicorn.Server(config).run()
     return 0
+
+
+def _engine(settings: GatewaySettings) -> SGLangEngine:
+    return SGLangEngine(
+        settings.engine_url,
+        connect_timeout_s=settings.engine_connect_timeout_s,
+        idle_timeout_s=settings.engine_idle_timeout_s,
+    )
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -125,10 +125,11 @@ class Answer:
         now_s = time.monotonic()
         usages = [end.usage for end in self._ends.values()]
         logger.info(
-            "completion %s session=%r prompt=%d cached=%d output=%d replay=%r first_ms=%.0f total_ms=%.0f %s",
+            "completion %s session=%r prompt=%d images=%d cached=%d output=%d replay=%r first_ms=%.0f total_ms=%.0f %s",
             job.envelope.id,
             job.session,
-            len(job.replayed.prompt.ids),
+            job.replayed.prompt_tokens,
+            len(job.replayed.images),
             max((usage.cached_tokens for usage in usages), default=0),
             sum(usage.completion_tokens for usage in usages),
             job.replayed.replay.header(),

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -18,15 +17,13 @@ from agent_runtime.engine.types import Engine
 from agent_runtime.gateway.answer import Answer
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.errors import ApiError, internal_error
+from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Gateway, prepare
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.ledger.recorded import RecordedTurns
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
 logger = logging.getLogger(__name__)
-
-INLINE_BODY_BYTES = 32 * 1024
-"""Larger requests are encoded on a thread, so that one long history does not hold up every stream."""
 
 SESSION_HEADER = "x-k3-session"
 CLIENT_CLOSED_REQUEST = 499
@@ -45,11 +42,7 @@ class _Endpoints:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         session = request.headers.get(SESSION_HEADER, "")
-        if size <= INLINE_BODY_BYTES:
-            job = prepare(body, session, self._gateway)
-        else:
-            job = await anyio.to_thread.run_sync(prepare, body, session, self._gateway)
-        return Answer(self._gateway, job)
+        return Answer(self._gateway, await prepare(body, size, session, self._gateway))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: the model and its aliases."""
@@ -88,13 +81,18 @@ class _Endpoints:
 
 
 def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer) -> Starlette:
-    """The application. It owns ``engine`` from here on and closes it when the server shuts down."""
+    """The application. It owns ``engine`` from here on and closes it when the server shuts down.
+
+    Raises SettingsError when the settings about images cannot be used.
+    """
+    images = ImageInput(settings)
     recorded = RecordedTurns(settings.recorded_tokens, settings.recorded_turns)
-    endpoints = _Endpoints(Gateway(settings, engine, tokenizer, recorded))
+    endpoints = _Endpoints(Gateway(settings, engine, tokenizer, recorded, images))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
         yield
+        await images.aclose()
         await engine.aclose()
 
     app = Starlette(

@@ -3,14 +3,18 @@
 import secrets
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
+import anyio.to_thread
+
 from agent_runtime.engine.types import Engine
 from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.images import Fetched, ImageInput
 from agent_runtime.gateway.options import ChatOptions, parse_options
 from agent_runtime.gateway.prompt import ReplayedPrompt, build_prompt
-from agent_runtime.gateway.sampling import output_budget, sampling_params
+from agent_runtime.gateway.sampling import output_budget, sampling_params, without_media
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import Envelope
 from agent_runtime.ledger.recorded import RecordedTurns
@@ -18,8 +22,12 @@ from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.grammar import constraint
 from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.request_fields import shown
+from k3_sglang.chat.request_messages import image_sources
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import ChatRequest
+
+INLINE_BODY_BYTES = 32 * 1024
+"""Larger requests, and all with images, are encoded on a thread, so that one does not hold up every stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,7 @@ class Gateway:
     engine: Engine
     tokenizer: K3Tokenizer
     recorded: RecordedTurns
+    images: ImageInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +65,21 @@ class Job:
         return headers
 
 
-def prepare(body: dict[str, Any], session_header: str, gateway: Gateway) -> Job:
-    """Check and encode a request. Raises ApiError. Runs long for long histories; touches no event loop."""
-    settings = gateway.settings
+async def prepare(body: dict[str, Any], body_bytes: int, session_header: str, gateway: Gateway) -> Job:
+    """Check and encode a request, once its images are there. Raises ApiError."""
+    options = _checked_options(body, gateway.settings)
+    sources = list(image_sources(body))
+    try:
+        fetched = await gateway.images.fetch(sources)
+    except ChatRequestError as error:
+        raise _bad_request(error) from error
+    encode = partial(_encode, body, options, session_header, fetched, gateway)
+    if body_bytes <= INLINE_BODY_BYTES and not sources:
+        return encode()
+    return await anyio.to_thread.run_sync(encode)
+
+
+def _checked_options(body: dict[str, Any], settings: GatewaySettings) -> ChatOptions:
     options = parse_options(body)
     _require_model(options.model, settings)
     if (options.n or 1) > settings.max_choices:
@@ -68,25 +89,39 @@ def prepare(body: dict[str, Any], session_header: str, gateway: Gateway) -> Job:
             code="unsupported_value",
             param="n",
         )
+    return options
+
+
+def _encode(body: dict[str, Any], options: ChatOptions, session_header: str, fetched: Fetched, gateway: Gateway) -> Job:
+    """Runs long for long histories and for images; touches no event loop."""
+    settings = gateway.settings
     try:
-        request = parse_request(body)
+        request = parse_request(body, images=gateway.images.request_images(fetched))
         replayed = build_prompt(request, gateway.tokenizer, gateway.recorded)
         held_to = constraint(request, request.start, force=settings.constrained_by_default)
     except ChatRequestError as error:
-        raise ApiError(400, str(error), code=error.code, param=error.param) from error
+        raise _bad_request(error) from error
     except RecursionError as error:
         raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
-    budget = output_budget(options, settings, len(replayed.prompt.ids))
+    budget = output_budget(options, settings, replayed.prompt_tokens)
     sampling = sampling_params(options, settings, gateway.tokenizer, budget)
+    if held_to is not None:
+        sampling |= held_to  # a grammar has no place for ids of images
+    elif gateway.images.media is not None:
+        sampling = without_media(sampling, gateway.tokenizer)
     envelope = Envelope(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), options.model, replayed.replay)
     return Job(
         request=request,
         options=options,
         replayed=replayed,
-        sampling={**sampling, **(held_to or {})},
+        sampling=sampling,
         envelope=envelope,
         session=session_header or options.prompt_cache_key or "",
     )
+
+
+def _bad_request(error: ChatRequestError) -> ApiError:
+    return ApiError(400, str(error), code=error.code, param=error.param)
 
 
 def _require_model(model: str, settings: GatewaySettings) -> None:

@@ -4,11 +4,12 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
+from agent_runtime.engine.types import EngineImage, expanded_len
 from agent_runtime.ledger.recorded import ContextDigest, RecordedTurns
 from k3_sglang.chat.encode import Prompt, render
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.tokenizer import K3Tokenizer
-from k3_sglang.chat.types import Channel, ChatRequest, Message
+from k3_sglang.chat.types import Channel, ChatRequest, ImagePart, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,29 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedPrompt:
-    """Prompt ids, the hash of the conversation they continue, and where its turns came from."""
+    """Prompt ids, the images at their pads, the hash of the conversation they continue, and where its turns came
+    from."""
 
     prompt: Prompt
+    images: tuple[EngineImage, ...]
     context: bytes
     replay: Replay
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt as the engine counts them, images expanded."""
+        return expanded_len(self.prompt.ids, self.images)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A run of messages as ids, with the images at its pads in order."""
+
+    ids: list[int]
+    images: tuple[ImagePart, ...]
+
+    def add_to(self, context: ContextDigest) -> None:
+        context.extend(self.ids, [image.digest for image in self.images])
 
 
 def build_prompt(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns) -> ReplayedPrompt:
@@ -55,52 +74,66 @@ def build_prompt(request: ChatRequest, tokenizer: K3Tokenizer, recorded: Recorde
 
 def _walk(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns) -> ReplayedPrompt:
     ids: list[int] = []
+    images: list[ImagePart] = []
     context = ContextDigest()
     head, turns = _split(request.messages)
     bare = replace(request, tool_choice=None, response_format=None, add_generation_prompt=False)
     history = replace(bare, tools=(), effort=None)
 
-    def append(piece_ids: list[int]) -> None:
-        context.extend(piece_ids)
-        ids.extend(piece_ids)
+    def append(piece: _Piece) -> None:
+        piece.add_to(context)
+        ids.extend(piece.ids)
+        images.extend(piece.images)
 
-    append(tokenizer.encode_segments(render(replace(bare, messages=head))))
+    append(_piece(replace(bare, messages=head), tokenizer))
     exact = 0
     for turn, following in zip_longest(turns, turns[1:]):
         spellings = recorded.find(context.digest(), request.start, turn[0])
         if not spellings:
-            append(tokenizer.encode_segments(render(replace(history, messages=turn))))
+            append(_piece(replace(history, messages=turn), tokenizer))
             continue
         exact += 1
         pieces = (_replayed(turn, known, history, tokenizer) for known in spellings)
         append(_continued(list(pieces), context, following, request.start, recorded))
     end = replace(request, messages=(), tools=(), effort=None)
-    ids.extend(tokenizer.encode_segments(render(end)))
-    return ReplayedPrompt(Prompt(tuple(ids), request.start), context.digest(), Replay(exact, len(turns) - exact))
+    ids.extend(_piece(end, tokenizer).ids)
+    return ReplayedPrompt(
+        Prompt(tuple(ids), request.start),
+        tuple(EngineImage(image.source, image.tokens) for image in images),
+        context.digest(),
+        Replay(exact, len(turns) - exact),
+    )
+
+
+def _piece(part: ChatRequest, tokenizer: K3Tokenizer) -> _Piece:
+    """Ids of some messages, and their images in the order of the pads (results are put in the order of the calls)."""
+    segments = render(part)
+    images = tuple(segment.image for segment in segments if segment.image is not None)
+    return _Piece(tokenizer.encode_segments(segments), images)
 
 
 def _replayed(
     turn: tuple[Message, ...], known: tuple[int, ...], history: ChatRequest, tokenizer: K3Tokenizer
-) -> list[int]:
-    """Ids of a turn and of what answers it, the assistant's own as they were generated."""
+) -> _Piece:
+    """A turn and what answers it, the assistant's own ids as they were generated."""
     spoken = replace(turn[0], recorded_ids=known, recorded_start=history.start)
-    return tokenizer.encode_segments(render(replace(history, messages=(spoken, *turn[1:]))))
+    return _piece(replace(history, messages=(spoken, *turn[1:])), tokenizer)
 
 
 def _continued(
-    pieces: list[list[int]],
+    pieces: list[_Piece],
     context: ContextDigest,
     following: tuple[Message, ...] | None,
     start: Channel,
     recorded: RecordedTurns,
-) -> list[int]:
+) -> _Piece:
     """Of several ways to have said a turn, the one from which the following turn went on; else the newest."""
     if len(pieces) > 1 and following is not None:
-        for piece_ids in pieces:
+        for piece in pieces:
             there = context.copy()
-            there.extend(piece_ids)
+            piece.add_to(there)
             if recorded.find(there.digest(), start, following[0]):
-                return piece_ids
+                return piece
     return pieces[0]
 
 

@@ -80,7 +80,7 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     # Ids of equal length: the engine aborts every request whose id begins with the one named.
     rid = uuid4().hex
     finish, cached_tokens = None, 0
-    async with aclosing(gateway.engine.stream(prompt.ids, sampling, rid)) as chunks:
+    async with aclosing(gateway.engine.stream(prompt.ids, sampling, rid, job.replayed.images)) as chunks:
         async for chunk in chunks:
             cached_tokens = chunk.cached_tokens
             finish = chunk.finish
@@ -97,5 +97,5 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
         yield NewDelta(index, delta)
     if delivered.ids is not None:
         gateway.recorded.record(job.replayed.context, prompt.start, delivered.message, delivered.ids)
-    usage = Usage(len(prompt.ids), cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens)
+    usage = Usage(job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens)
     yield ChoiceEnd(index, delivered, usage)

@@ -8,6 +8,9 @@ from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.request_fields import shown
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
+NEVER = -1e9
+"""Bias that rules an id out; minus infinity is no JSON."""
+
 _ID_DIGITS = 9
 _PASSED_ON = ("top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
@@ -52,6 +55,13 @@ def sampling_params(
         _require_seeds(settings)
         params["sampling_seed"] = options.seed
     return params
+
+
+def without_media(params: dict[str, Any], tokenizer: K3Tokenizer) -> dict[str, Any]:
+    """Parameters under which no id of an image is generated: no turn holds one, and a pad stands for a picture."""
+    special = tokenizer.special
+    media = (special.media_begin, special.media_content, special.media_end, special.media_pad)
+    return {**params, "logit_bias": {**params.get("logit_bias", {}), **dict.fromkeys(map(str, media), NEVER)}}
 
 
 def for_choice(params: dict[str, Any], index: int) -> dict[str, Any]:

@@ -42,6 +42,19 @@ class GatewaySettings(BaseModel):
     """The engine runs with ``--enable-deterministic-inference``; without it SGLang ignores seeds, so a request
     with one is refused."""
 
+    images: bool = True
+    """Take images when the checkpoint in ``tokenizer_dir`` does. False: the engine was started without them."""
+    max_images: Count = 256
+    """Images in one request, the whole history counted."""
+    max_image_tokens: Count = 262_144
+    """Prompt tokens that the images of one request may become together; one image is at most some 16,600."""
+    allow_image_files: tuple[Path, ...] = ()
+    """Folders whose files may be sent as ``file://`` images: every client can read every picture in them."""
+    allow_image_hosts: tuple[str, ...] = ()
+    """Hosts that http(s) images are fetched from: ``host``, ``host:port``, ``*.domain``, ``*`` (any public host)."""
+    image_fetch_timeout_s: Seconds = 10.0
+    """Time to read all files and URLs of one request."""
+
     max_body_bytes: Count = 64 * MIB
     keep_alive_s: Seconds = 15.0
     """Silence on a stream after which a comment line is sent, so that no proxy or client gives up on it."""

@@ -16,14 +16,19 @@ _EXACT_IN_FLOAT = 2**53
 
 
 class ContextDigest:
-    """Running hash of the ids of a conversation: extending it costs only what is added."""
+    """Running hash of a conversation, its ids and its images: extending it costs only what is added."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
 
-    def extend(self, ids: Iterable[int]) -> None:
-        """Append ids to the conversation."""
+    def extend(self, ids: Iterable[int], images: Iterable[bytes] = ()) -> None:
+        """Append ids to the conversation, and the content digest of each image that stands at a pad among them.
+
+        The ids of two images of one size are the same; without the digests one would be taken for the other.
+        """
         self._hash.update(array("I", ids).tobytes())
+        for digest in images:
+            self._hash.update(digest)
 
     def copy(self) -> "ContextDigest":
         """A hash of the same conversation that goes its own way from here."""
@@ -46,13 +51,12 @@ class _Spelling(NamedTuple):
 class RecordedTurns:
     """Map from (ids of the conversation before the turn, the turn as delivered) to the turn's output ids.
 
-    The conversation is everything up to the assistant message, without the generation prompt and without
-    instructions for one turn only (tool choice, response format), which later prompts do not hold. A turn that was
-    generated more than once keeps up to `MAX_SPELLINGS` different outputs: sessions with the same opening may say
-    the same in different ids, and each goes on from its own. The turn is
-    compared by reasoning, content, and the calls' names and argument values, not by call ids or JSON spelling,
-    which clients change. Bounded by tokens and by turns; the turn unused for longest goes first, of one turn its
-    oldest output. Thread-safe.
+    The conversation is everything up to the assistant message, images by their content, without the generation
+    prompt and without instructions for one turn only (tool choice, response format), which later prompts do not hold.
+    A turn that was generated more than once keeps up to `MAX_SPELLINGS` different outputs: sessions with the same
+    opening may say the same in different ids, and each goes on from its own. The turn is compared by reasoning,
+    content, and the calls' names and argument values, not by call ids or JSON spelling, which clients change.
+    Bounded by tokens and by turns; the turn unused for longest goes first, of one turn its oldest output. Thread-safe.
     """
 
     def __init__(self, max_tokens: int, max_turns: int) -> None:

@@ -190,6 +190,9 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "host": resolved.settings.host,
         "port": resolved.gateway_port,
         "context_len": resolved.context_len,
+        "images": resolved.own_model,  # SGLang's class is served without them
+        "allow_image_files": resolved.settings.allow_image_files,
+        "allow_image_hosts": resolved.settings.allow_image_hosts,
         "constrained_by_default": resolved.constrain,
         "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
         "shutdown_grace_s": resolved.settings.stop_grace_s,

@@ -36,6 +36,7 @@ def problems(resolved: Resolved) -> list[str]:
         *check_devices(resolved.device, resolved.settings.tp, cuda_devices()),
         *check_environment(os.environ, resolved.device),
         *check_checkpoint(resolved.model_dir, weights="load-format" not in resolved.settings.engine),
+        *check_image_folders(resolved.settings.allow_image_files),
         *check_port("port", resolved.settings.host, resolved.gateway_port),
         *check_port("engine_port", LOOPBACK, resolved.engine_port),
     ]
@@ -48,6 +49,15 @@ def check_devices(device: str, ranks: int, gpus: int) -> list[str]:
     return [
         f"device is 'cuda' with tp {ranks}, but the CUDA driver shows {gpus} usable GPU(s); "
         "lower tp, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
+    ]
+
+
+def check_image_folders(folders: Iterable[str]) -> list[str]:
+    """Folders that images may come from are there; the gateway, which starts last, would refuse others."""
+    return [
+        f"allow_image_files names {folder!r}, which is no absolute path of a folder; correct it or take it out"
+        for folder in folders
+        if not (Path(folder).is_absolute() and Path(folder).is_dir())
     ]
 
 

@@ -55,6 +55,12 @@ class LaunchSettings(BaseModel):
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="always decode under a turn grammar; auto: only for untrained weights"
     )
+    allow_image_files: list[str] = Field(
+        default_factory=list[str], description="folders whose files clients may send as file:// images (file only)"
+    )
+    allow_image_hosts: list[str] = Field(
+        default_factory=list[str], description="hosts that http(s) images are fetched from (file only)"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="of engine and gateway")
     log_dir: str | None = Field(None, description="folder for engine.log and gateway.log, besides the console")
     start_timeout_s: Count = Field(600, description="seconds until a server that is not ready is given up")
@@ -63,6 +69,10 @@ class LaunchSettings(BaseModel):
         default_factory=dict[str, EngineValue],
         description="further SGLang flags by their long name without dashes (file only); true gives a bare flag",
     )
+
+
+FILE_ONLY = frozenset({"engine", "allow_image_files", "allow_image_hosts"})
+"""Settings that are no single value and so have no flag."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ def parse(arguments: Sequence[str]) -> Request:
     """
     namespace, unknown = _parser().parse_known_args(arguments)
     if unknown:
-        flags = [f"--{name.replace('_', '-')}" for name in LaunchSettings.model_fields if name != "engine"]
+        flags = [f"--{name.replace('_', '-')}" for name in LaunchSettings.model_fields if name not in FILE_ONLY]
         raise SettingsError(f"command line: unknown argument {unknown[0]!r}; {_nearest(unknown[0], flags)}")
     given = vars(namespace)
     dry_run = bool(given.pop("dry_run"))
@@ -173,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="YAML file with these settings; flags override it")
     parser.add_argument("--dry-run", action="store_true", default=False, help="print the engine's command and stop")
     for name, field in LaunchSettings.model_fields.items():
-        if name == "engine":
+        if name in FILE_ONLY:
             continue
         options = _flag_type(field.annotation)
         default = "" if field.default is None else f" (default: {field.default})"

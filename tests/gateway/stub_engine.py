@@ -39,6 +39,8 @@ class StubEngine:
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     client_ports: set[int] = field(default_factory=set[int])
     aborts: list[str] = field(default_factory=list[str])
+    image_tokens: list[int] = field(default_factory=list[int])
+    """Positions this engine puts in the place of each image's pad, for the images of any one request in order."""
     running: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -123,13 +125,16 @@ class StubEngine:
         shown = ids[len(ids) - new_tokens :] if self.incremental else ids
         meta = {
             "id": rid,
-            "prompt_tokens": len(body["input_ids"]),
+            "prompt_tokens": len(body["input_ids"]) + sum(tokens - 1 for tokens in self._expanded(body)),
             "completion_tokens": len(ids),
             "cached_tokens": script.cached_tokens,
             "finish_reason": finish,
         }
         # A line separator inside the text is legal JSON and must not end the event.
         return _event({"text": "\u2028 \u0085", "output_ids": shown, "meta_info": meta})
+
+    def _expanded(self, body: dict[str, Any]) -> list[int]:
+        return self.image_tokens[: len(body.get("image_data", ()))]
 
     async def _notify(self) -> None:
         async with self.changed:

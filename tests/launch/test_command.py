@@ -110,6 +110,18 @@ def test_the_gateway_accepts_its_settings(checkpoint: Path) -> None:
     assert settings.engine_url == plan.engine_url
     assert settings.constrained_by_default
     assert settings.seeded_sampling
+    assert settings.images
+
+
+def test_the_gateway_learns_where_images_may_come_from_and_whether_the_engine_takes_any(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    plan = resolved(checkpoint, allow_image_files=[str(tmp_path)], allow_image_hosts=["*.example.org"])
+    settings = GatewaySettings.model_validate(command.gateway_settings(plan))
+    assert settings.allow_image_files == (tmp_path,)
+    assert settings.allow_image_hosts == ("*.example.org",)
+    upstream = resolved(checkpoint, device="cuda", model_impl="sglang")
+    assert not GatewaySettings.model_validate(command.gateway_settings(upstream)).images
 
 
 @pytest.mark.parametrize(("asked", "given"), [("auto", "float32"), ("bfloat16", "bfloat16")])

@@ -50,6 +50,11 @@ def test_an_entry_point_into_another_package_is_found() -> None:
     assert "outside the running package" in problem
 
 
+def test_an_image_folder_that_is_none_is_found_before_the_model_loads(tmp_path: Path) -> None:
+    (problem,) = preflight.check_image_folders([str(tmp_path), "pictures"])
+    assert "allow_image_files names 'pictures', which is no absolute path of a folder" in problem
+
+
 def test_a_missing_or_different_sglang_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def version_of(name: str) -> str:
         assert name == "sglang"
