@@ -101,6 +101,11 @@ def test_chat_config_announcements_and_launcher_import_nothing_heavy() -> None:
     assert offenders(below(*light), *HEAVY) == []
 
 
+def test_the_chat_format_knows_no_pictures_only_its_command_opens_some() -> None:
+    format_only = [path for path in below("k3_sglang.chat") if module_name(path) != "k3_sglang.chat.__main__"]
+    assert offenders(format_only, "PIL", "numpy", "k3_sglang.vision") == []
+
+
 def test_upstream_names_are_imported_only_by_compat() -> None:
     others = [path for path in sources("k3_sglang") if module_name(path) != "k3_sglang.compat"]
     assert offenders(others, "sglang") == []
