@@ -13,6 +13,8 @@ from typing import Any
 SGLANG_VERSION = "0.5.23"
 """The SGLang release every name below was checked on."""
 
+_GRAPHS = "sglang.srt.model_executor.runner_backend_utils"
+
 UPSTREAM: dict[str, str] = {
     # plugin seams
     "HookRegistry": "sglang.srt.plugins.hook_registry:HookRegistry",
@@ -31,6 +33,12 @@ UPSTREAM: dict[str, str] = {
     "ServerArgs": "sglang.srt.server_args:ServerArgs",
     "KimiLinearConfig": "sglang.srt.configs.kimi_linear:KimiLinearConfig",
     "get_parallel": "sglang.srt.runtime_context:get_parallel",
+    "get_platform": "sglang.srt.runtime_context:get_platform",
+    "get_flags": "sglang.srt.runtime_context:get_flags",
+    "get_server_args": "sglang.srt.runtime_context:get_server_args",
+    "get_exec": "sglang.srt.runtime_context:get_exec",
+    "get_schedule": "sglang.srt.runtime_context:get_schedule",
+    "attention_backends": "sglang.srt.runtime_context:attention_backends",
     # model building blocks
     "RadixAttention": "sglang.srt.layers.radix_attention:RadixAttention",
     "RadixLinearAttention": "sglang.srt.layers.radix_linear_attention:RadixLinearAttention",
@@ -38,7 +46,19 @@ UPSTREAM: dict[str, str] = {
     "ParallelLMHead": "sglang.srt.layers.vocab_parallel_embedding:ParallelLMHead",
     "VocabParallelEmbedding": "sglang.srt.layers.vocab_parallel_embedding:VocabParallelEmbedding",
     "tensor_model_parallel_all_reduce": "sglang.srt.distributed:tensor_model_parallel_all_reduce",
+    # routed experts on a GPU
+    "FusedMoE": "sglang.srt.layers.moe.fused_moe_triton.layer:FusedMoE",
+    "Mxfp4Config": "sglang.srt.layers.quantization.mxfp4:Mxfp4Config",
+    "Mxfp4MoEMethod": "sglang.srt.layers.quantization.mxfp4:Mxfp4MoEMethod",
+    "StandardTopKOutput": "sglang.srt.layers.moe.topk:StandardTopKOutput",
+    "MoeRunnerBackend": "sglang.srt.layers.moe.utils:MoeRunnerBackend",
+    "get_moe_runner_backend": "sglang.srt.layers.moe.utils:get_moe_runner_backend",
+    "get_moe_a2a_backend": "sglang.srt.layers.moe.utils:get_moe_a2a_backend",
     # attention backends and pools
+    "get_token_to_kv_pool": "sglang.srt.model_executor.forward_context:get_token_to_kv_pool",
+    "KVWriteLoc": "sglang.srt.mem_cache.memory_pool:KVWriteLoc",
+    "is_in_breakable_cuda_graph": f"{_GRAPHS}.breakable_cuda_graph:is_in_breakable_cuda_graph",
+    "is_in_tc_piecewise_cuda_graph": f"{_GRAPHS}.tc_piecewise_cuda_graph:is_in_tc_piecewise_cuda_graph",
     "AttentionBackend": "sglang.srt.layers.attention.base_attn_backend:AttentionBackend",
     "MambaAttnBackendBase": "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase",
 }
