@@ -13,8 +13,6 @@ from typing import Any
 SGLANG_VERSION = "0.5.23"
 """The SGLang release every name below was checked on."""
 
-_GRAPHS = "sglang.srt.model_executor.runner_backend_utils"
-
 UPSTREAM: dict[str, str] = {
     # plugin seams
     "HookRegistry": "sglang.srt.plugins.hook_registry:HookRegistry",
@@ -35,7 +33,9 @@ UPSTREAM: dict[str, str] = {
     "get_parallel": "sglang.srt.runtime_context:get_parallel",
     "get_platform": "sglang.srt.runtime_context:get_platform",
     "get_flags": "sglang.srt.runtime_context:get_flags",
-    "get_server_args": "sglang.srt.runtime_context:get_server_args",
+    "get_lora": "sglang.srt.runtime_context:get_lora",
+    "get_model": "sglang.srt.runtime_context:get_model",
+    "get_spec": "sglang.srt.runtime_context:get_spec",
     "get_exec": "sglang.srt.runtime_context:get_exec",
     "get_schedule": "sglang.srt.runtime_context:get_schedule",
     "attention_backends": "sglang.srt.runtime_context:attention_backends",
@@ -57,8 +57,6 @@ UPSTREAM: dict[str, str] = {
     # attention backends and pools
     "get_token_to_kv_pool": "sglang.srt.model_executor.forward_context:get_token_to_kv_pool",
     "KVWriteLoc": "sglang.srt.mem_cache.memory_pool:KVWriteLoc",
-    "is_in_breakable_cuda_graph": f"{_GRAPHS}.breakable_cuda_graph:is_in_breakable_cuda_graph",
-    "is_in_tc_piecewise_cuda_graph": f"{_GRAPHS}.tc_piecewise_cuda_graph:is_in_tc_piecewise_cuda_graph",
     "AttentionBackend": "sglang.srt.layers.attention.base_attn_backend:AttentionBackend",
     "MambaAttnBackendBase": "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase",
 }

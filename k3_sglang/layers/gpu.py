@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 import torch
 
-from k3_sglang.compat import attention_backends, get_exec, get_schedule, get_server_args
+from k3_sglang.compat import (
+    attention_backends,
+    get_exec,
+    get_lora,
+    get_model,
+    get_parallel,
+    get_schedule,
+    get_spec,
+)
 from k3_sglang.layers.mla_forms import MLAPlan, plan_mla
 
-UNSUPPORTED: Final[tuple[tuple[str, tuple[object, ...], str], ...]] = (
-    ("speculative_algorithm", (None,), "start without speculative decoding"),
-    ("dcp_size", (1,), "start without --dcp-size"),
-    ("enable_eplb", (False,), "start without --enable-eplb"),
-    ("ep_num_redundant_experts", (0,), "start without --ep-num-redundant-experts"),
-    ("kv_cache_dtype", ("auto", "bfloat16"), "use --kv-cache-dtype auto"),
-    ("enable_lora", (None, False), "start without LoRA"),
-)
-"""Server arguments our layers were not written for: name, values they take, remedy."""
+SUPPORTED: Final[dict[str, tuple[object, ...]]] = {
+    "speculative-algorithm": (None,),
+    "dcp-size": (1,),
+    "enable-eplb": (False,),
+    "ep-num-redundant-experts": (0,),
+    "kv-cache-dtype": ("auto", "bf16", "bfloat16"),
+    "enable-lora": (None, False),
+    "cuda-graph-backend-prefill": ("disabled",),
+}
+"""Server arguments our layers honour with these values only; with others they are wrong or were never tried."""
+
+
+def engine_settings() -> dict[str, object]:
+    """What those arguments came to in this process (SGLang decides some that were left open)."""
+    moe = get_exec().moe
+    return {
+        "speculative-algorithm": get_spec().speculative_algorithm,
+        "dcp-size": get_parallel().dcp_size,
+        "enable-eplb": moe.enable_eplb,
+        "ep-num-redundant-experts": moe.ep_num_redundant_experts,
+        "kv-cache-dtype": get_model().kv_cache_dtype,
+        "enable-lora": get_lora().enable_lora,
+        "cuda-graph-backend-prefill": get_exec().graph.cuda_graph_config.prefill.backend,
+    }
 
 
 def on_gpu() -> bool:
@@ -25,12 +49,12 @@ def on_gpu() -> bool:
     return torch.get_default_device().type != "cpu"
 
 
-def refusals(server_args: Any) -> list[str]:
-    """One line for every server argument that this K3 model class cannot honour on a GPU."""
+def refusals(settings: Mapping[str, object]) -> list[str]:
+    """One line for every setting that this K3 model class cannot honour on a GPU."""
     return [
-        f"{name} is {value!r}, which this K3 model class cannot serve on a GPU; {remedy}, or use --model-impl sglang"
-        for name, allowed, remedy in UNSUPPORTED
-        if (value := getattr(server_args, name)) not in allowed
+        f"--{name} is {settings[name]!r}; on a GPU this K3 model class allows {' or '.join(map(repr, allowed))}"
+        for name, allowed in SUPPORTED.items()
+        if settings[name] not in allowed
     ]
 
 
@@ -38,11 +62,11 @@ def check_engine() -> None:
     """Refuse an engine whose settings our layers cannot honour.
 
     Raises:
-        ValueError: every such setting, with its remedy.
+        ValueError: every such setting, with what is allowed.
     """
-    found = refusals(get_server_args())
+    found = refusals(engine_settings())
     if found:
-        raise ValueError("; ".join(found))
+        raise ValueError("; ".join([*found, "or use --model-impl sglang"]))
     plan_of_engine()
 
 

@@ -19,13 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from k3_sglang.compat import (
-    KVWriteLoc,
-    RadixAttention,
-    get_token_to_kv_pool,
-    is_in_breakable_cuda_graph,
-    is_in_tc_piecewise_cuda_graph,
-)
+from k3_sglang.compat import KVWriteLoc, RadixAttention, get_token_to_kv_pool
 from k3_sglang.config import MLA_LATENT_NORM_EPS, TextConfig
 from k3_sglang.layers.gpu import plan_of_engine
 from k3_sglang.layers.mla_forms import Form
@@ -91,11 +85,7 @@ class MLALayer(torch.nn.Module):
         mode = forward_batch.forward_mode
         decoding = mode.is_decode_or_idle()
         lens = None if decoding else forward_batch.extend_prefix_lens_cpu
-        return self.plan.form(
-            decoding=decoding,
-            any_cached=lens is None or any(lens),
-            captured=is_in_breakable_cuda_graph() or is_in_tc_piecewise_cuda_graph(),
-        )
+        return self.plan.form(decoding=decoding, any_cached=lens is None or any(lens))
 
     def _attend_absorbed(
         self, q: torch.Tensor, latent: torch.Tensor, shared_key: torch.Tensor, forward_batch: Any, form: Form

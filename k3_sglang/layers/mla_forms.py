@@ -38,9 +38,6 @@ BACKENDS: Final = {
 }
 """Backends our MLA layer can feed. fa4, flashmla, cutlass_mla, aiter and others are not among them."""
 
-CAPTURED_PREFILL_ABSORBED: Final = ("flashinfer", "trtllm_mla")
-"""Backends that, under a captured prefill, plan the paged kernel, which takes the absorbed form."""
-
 
 @dataclass(frozen=True)
 class MLAPlan:
@@ -51,20 +48,17 @@ class MLAPlan:
     ragged_prefill: bool = True
     """False under ``--flashinfer-mla-disable-ragged``: then the paged kernel also runs fresh prefills."""
 
-    def form(self, *, decoding: bool, any_cached: bool, captured: bool) -> Form:
+    def form(self, *, decoding: bool, any_cached: bool) -> Form:
         """The form for this forward pass.
 
         Args:
             decoding: one token per sequence.
             any_cached: a sequence of the prefill has cached tokens.
-            captured: the prefill runs inside a captured CUDA graph.
         """
         if decoding:
             return BACKENDS[self.decode].decode
         backend = BACKENDS[self.prefill]
-        paged = (self.prefill == "flashinfer" and not self.ragged_prefill) or (
-            captured and self.prefill in CAPTURED_PREFILL_ABSORBED
-        )
+        paged = self.prefill == "flashinfer" and not self.ragged_prefill
         form = backend.cached_prefill if any_cached or paged else backend.fresh_prefill
         assert form is not None, self.prefill  # refused in plan_mla
         return form
