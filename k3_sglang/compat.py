@@ -31,6 +31,14 @@ UPSTREAM: dict[str, str] = {
     "ServerArgs": "sglang.srt.server_args:ServerArgs",
     "KimiLinearConfig": "sglang.srt.configs.kimi_linear:KimiLinearConfig",
     "get_parallel": "sglang.srt.runtime_context:get_parallel",
+    "get_platform": "sglang.srt.runtime_context:get_platform",
+    "get_flags": "sglang.srt.runtime_context:get_flags",
+    "get_lora": "sglang.srt.runtime_context:get_lora",
+    "get_model": "sglang.srt.runtime_context:get_model",
+    "get_spec": "sglang.srt.runtime_context:get_spec",
+    "get_exec": "sglang.srt.runtime_context:get_exec",
+    "get_schedule": "sglang.srt.runtime_context:get_schedule",
+    "attention_backends": "sglang.srt.runtime_context:attention_backends",
     # model building blocks
     "RadixAttention": "sglang.srt.layers.radix_attention:RadixAttention",
     "RadixLinearAttention": "sglang.srt.layers.radix_linear_attention:RadixLinearAttention",
@@ -38,7 +46,17 @@ UPSTREAM: dict[str, str] = {
     "ParallelLMHead": "sglang.srt.layers.vocab_parallel_embedding:ParallelLMHead",
     "VocabParallelEmbedding": "sglang.srt.layers.vocab_parallel_embedding:VocabParallelEmbedding",
     "tensor_model_parallel_all_reduce": "sglang.srt.distributed:tensor_model_parallel_all_reduce",
+    # routed experts on a GPU
+    "FusedMoE": "sglang.srt.layers.moe.fused_moe_triton.layer:FusedMoE",
+    "Mxfp4Config": "sglang.srt.layers.quantization.mxfp4:Mxfp4Config",
+    "Mxfp4MoEMethod": "sglang.srt.layers.quantization.mxfp4:Mxfp4MoEMethod",
+    "StandardTopKOutput": "sglang.srt.layers.moe.topk:StandardTopKOutput",
+    "MoeRunnerBackend": "sglang.srt.layers.moe.utils:MoeRunnerBackend",
+    "get_moe_runner_backend": "sglang.srt.layers.moe.utils:get_moe_runner_backend",
+    "get_moe_a2a_backend": "sglang.srt.layers.moe.utils:get_moe_a2a_backend",
     # attention backends and pools
+    "get_token_to_kv_pool": "sglang.srt.model_executor.forward_context:get_token_to_kv_pool",
+    "KVWriteLoc": "sglang.srt.mem_cache.memory_pool:KVWriteLoc",
     "AttentionBackend": "sglang.srt.layers.attention.base_attn_backend:AttentionBackend",
     "MambaAttnBackendBase": "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase",
 }

@@ -42,6 +42,8 @@ def engine_flags(resolved: Resolved) -> list[Flag]:
     ours = _common_flags(resolved) + _pool_flags(resolved) + _cache_flags(resolved)
     if resolved.device == "cpu":
         ours += _cpu_flags()
+    elif resolved.own_model:
+        ours += _own_model_on_gpu_flags()
     if not resolved.overlap:
         ours.append(Flag("disable-overlap-schedule", None, "overlap hides CPU work behind a GPU"))
     taken = {flag.name: flag.reason for flag in ours}
@@ -107,6 +109,13 @@ def _cpu_flags() -> list[Flag]:
         Flag("linear-attn-backend", "triton", "the name under which the plugin's KDA backend takes over"),
         Flag("cuda-graph-backend-decode", "disabled", "there is no CUDA"),
         Flag("cuda-graph-backend-prefill", "disabled", "there is no CUDA"),
+    ]
+
+
+def _own_model_on_gpu_flags() -> list[Flag]:
+    return [
+        Flag("cuda-graph-backend-prefill", "disabled", "our model code was never run under captured prefills"),
+        Flag("disable-chunked-prefix-cache", None, "our MLA layer attends to cached tokens in one piece"),
     ]
 
 

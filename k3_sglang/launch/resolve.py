@@ -76,6 +76,7 @@ def resolve(settings: LaunchSettings) -> Resolved:
     device = resolve_device(settings.device)
     if settings.model_impl == "sglang" and device == "cpu":
         raise SettingsError("model_impl is 'sglang', whose K3 needs a GPU; on device cpu use 'auto' or 'plugin'")
+    check_experts(settings, device)
     model_dir = resolve_model(settings.model)
     try:
         config = K3Config.from_dir(model_dir)
@@ -109,6 +110,22 @@ def resolve(settings: LaunchSettings) -> Resolved:
         overlap=not cpu if settings.overlap == "auto" else settings.overlap == "on",
         constrain=untrained if settings.constrain == "auto" else settings.constrain == "on",
     )
+
+
+def check_experts(settings: LaunchSettings, device: str) -> None:
+    """Refuse a way of keeping experts that the device does not have.
+
+    Raises:
+        SettingsError: fused on a CPU; packed or unpacked on a GPU; any of them for upstream's model code.
+    """
+    allowed = "auto, packed or unpacked" if device == "cpu" else "auto or fused"
+    if settings.experts != "auto" and (settings.experts == "fused") == (device == "cpu"):
+        raise SettingsError(f"experts is {settings.experts!r}; on device {device} use {allowed}")
+    if settings.experts != "auto" and device != "cpu" and settings.model_impl != "plugin":
+        raise SettingsError(
+            f"experts is {settings.experts!r}, but SGLang's model code keeps them its own way; "
+            "leave it at auto or set model_impl to plugin"
+        )
 
 
 def resolve_model(model: str) -> Path:

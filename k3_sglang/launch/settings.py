@@ -31,8 +31,10 @@ class LaunchSettings(BaseModel):
     model_impl: Literal["auto", "plugin", "sglang"] = Field(
         "auto", description="model code: ours, SGLang's, or ours only where no GPU is used"
     )
-    experts: Literal["auto", "packed", "unpacked"] = Field(
-        "auto", description="routed experts in memory (our model code): as stored, or ready to multiply if that fits"
+    experts: Literal["auto", "packed", "unpacked", "fused"] = Field(
+        "auto",
+        description="routed experts in memory (our model code): as stored, or ready to multiply if that fits; "
+        "on a GPU only fused, by SGLang's MXFP4 kernels",
     )
     served_name: str | None = Field(None, description="model name in API answers; default: the model's own name")
     host: str = Field("127.0.0.1", description="address the gateway listens on; the engine stays on loopback")

@@ -41,7 +41,7 @@ class K3DecoderLayer(torch.nn.Module):
         self.post_attention_norm = weight(config.hidden_size)
         kda = config.layer_kinds[index] == "kda"
         self.attention = KDALayer(config, index, ranks) if kda else MLALayer(config, index, ranks)
-        self.ffn = DenseMLP(config, ranks) if config.is_dense(index) else LatentMoE(config, ranks, experts)
+        self.ffn = DenseMLP(config, ranks) if config.is_dense(index) else LatentMoE(config, ranks, experts, index)
 
     def weights_changed(self) -> None:
         """Drop values derived from weights."""

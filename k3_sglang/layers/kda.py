@@ -8,12 +8,27 @@ Architecture facts (``linear_attn_config``):
 - output: per-head RMSNorm of o, times sigmoid of the full-rank gate, then ``o_proj``.
 
 This file holds the projections and the gated norm; convolution and recurrence run in the attention backend, which
-owns the state pool.
+owns the state pool. What a backend reads of ``attn``, and gets per pass; the CPU's and SGLang's read the same:
+
+| name | shape, dtype | SGLang's backend (``layers/attention/linear/kda_backend.py``, ``kernels/kda_triton.py``) |
+|---|---|---|
+| ``conv_weights`` | [3HK, 4] fp32, q, k, v rows | ``causal_conv1d_fn`` / ``_update`` over pools of [slots, 3, 3HK] |
+| ``bias`` | None | no convolution bias |
+| ``A_log`` | [H] fp32 | one value a head, any shape (SGLang's layer has [1, 1, H, 1]) |
+| ``dt_bias`` | [HK] fp32 | flat, added to ``a`` in the kernel |
+| ``lower_bound`` | -5.0 | chooses ``lower_bound * sigmoid(exp(A_log) * z)`` over the softplus gate |
+| ``mixed_qkv`` | [T, 3HK], rows may be strided | raw projections; convolution and SiLU happen in the backend |
+| ``a`` | decode [B, HK], extend [1, T, H, K] | raw forget gate z without ``dt_bias`` |
+| ``b`` | [1, T, H], rows may be strided | raw, the kernel applies the sigmoid |
+| state pool | [slots, H, V, K] fp32, V first | owned by the backend |
+| result | [1, T, H, V] in the model dtype | the gated norm is ours (SGLang's optional fused one is not offered) |
+
+Rows of ``in_proj`` are padded to a multiple of 8, so that every slice of its output starts on 16 bytes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +37,9 @@ from k3_sglang.compat import RadixLinearAttention
 from k3_sglang.config import TextConfig
 from k3_sglang.layers.norm import gated_rms_norm
 from k3_sglang.layers.parallel import Ranks, weight
+
+ROW_MULTIPLE: Final = 8
+"""Values of 2 bytes in 16."""
 
 
 class KDALayer(torch.nn.Module):
@@ -35,10 +53,12 @@ class KDALayer(torch.nn.Module):
         self.width = self.heads * kda.head_dim
         self.eps = config.rms_norm_eps
         self._ranks = ranks
-        self.in_sizes = (3 * self.width, self.width, self.head_dim, self.heads)
-        """Rows of ``in_proj``: q|k|v, output gate, f_a, beta."""
+        sizes = (3 * self.width, self.width, self.head_dim, self.heads)
+        self.in_sizes = (*sizes, -sum(sizes) % ROW_MULTIPLE)
+        """Rows of ``in_proj``: q|k|v, output gate, f_a, beta, padding."""
 
         self.in_proj = weight(sum(self.in_sizes), config.hidden_size)
+        self.in_proj.data[sum(sizes) :].zero_()
         self.f_b_proj = weight(self.width, self.head_dim)
         self.conv = weight(3 * self.width, kda.conv_kernel_size, dtype=torch.float32)
         self.A_log = weight(self.heads, dtype=torch.float32)
@@ -62,9 +82,10 @@ class KDALayer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, forward_batch: Any) -> torch.Tensor:
         """[T, C] normed input to [T, C] attention output."""
-        qkv, output_gate, f_a, beta = F.linear(x, self.in_proj).split(self.in_sizes, dim=-1)
+        qkv, output_gate, f_a, beta, _ = F.linear(x, self.in_proj).split(self.in_sizes, dim=-1)
         forget = F.linear(f_a, self.f_b_proj)
-        if not forward_batch.forward_mode.is_decode():
+        # As the backend dispatches: a decode batch may be labelled as an extend of one token per sequence.
+        if not forward_batch.logical_forward_mode.is_decode():
             forget = forget.unflatten(-1, (self.heads, self.head_dim)).unsqueeze(0)
         o = self.attn(forward_batch, mixed_qkv=qkv, a=forget, b=beta.unsqueeze(0))  # [1, T, H, V]
         gated = gated_rms_norm(o.view(-1, self.heads, self.head_dim), output_gate, self.o_norm, self.eps)

@@ -11,6 +11,8 @@ Architecture facts (``text_config``):
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 
@@ -20,6 +22,9 @@ from k3_sglang.layers.experts import run_experts
 from k3_sglang.layers.norm import rms_norm
 from k3_sglang.layers.parallel import Ranks, weight
 from k3_sglang.layers.situ import situ_glu
+
+if TYPE_CHECKING:
+    from k3_sglang.layers.fused_experts import FusedExperts
 
 
 def route(x: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor, moe: MoEConfig) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,10 +48,20 @@ def route(x: torch.Tensor, gate: torch.Tensor, bias: torch.Tensor, moe: MoEConfi
     return ids, weights
 
 
+def _make_experts(
+    config: TextConfig, ranks: Ranks, experts: ExpertFormat, layer: int
+) -> UnpackedExperts | PackedExperts | FusedExperts:
+    if experts == "fused":
+        from k3_sglang.layers.fused_experts import FusedExperts  # loads SGLang's MoE layers; only a GPU has them
+
+        return FusedExperts(config.moe, config.situ, layer, ranks)
+    return PackedExperts(config.moe, ranks) if experts == "packed" else UnpackedExperts(config.moe, ranks)
+
+
 class LatentMoE(torch.nn.Module):
     """Routed experts behind a latent projection plus shared experts; ranks hold whole experts or parts of each."""
 
-    def __init__(self, config: TextConfig, ranks: Ranks, experts: ExpertFormat) -> None:
+    def __init__(self, config: TextConfig, ranks: Ranks, experts: ExpertFormat, layer: int) -> None:
         super().__init__()
         moe = config.moe
         self.moe = moe
@@ -60,7 +75,7 @@ class LatentMoE(torch.nn.Module):
         self.gate = weight(moe.num_experts, config.hidden_size, dtype=torch.float32)
         self.e_score_correction_bias = weight(moe.num_experts, dtype=torch.float32)
         self.in_proj = weight(sum(self.in_sizes), config.hidden_size)
-        self.experts = PackedExperts(moe, ranks) if experts == "packed" else UnpackedExperts(moe, ranks)
+        self.experts = _make_experts(config, ranks, experts, layer)
         self.routed_expert_norm = weight(moe.latent_size)
         self.up_proj = weight(config.hidden_size, moe.latent_size)
         self.shared_down_proj = weight(config.hidden_size, shared_width)
@@ -69,7 +84,10 @@ class LatentMoE(torch.nn.Module):
         """[T, C] to [T, C]."""
         ids, weights = route(x, self.gate, self.e_score_correction_bias, self.moe)
         latent, shared_gate_up = F.linear(x, self.in_proj).split(self.in_sizes, dim=-1)
-        routed = self._ranks.all_reduce(run_experts(latent, ids, weights, self.experts, self.situ))
-        routed = rms_norm(routed.to(x.dtype), self.routed_expert_norm, self.eps)
+        if isinstance(self.experts, (UnpackedExperts, PackedExperts)):
+            routed = run_experts(latent, ids, weights, self.experts, self.situ)
+        else:
+            routed = self.experts(latent, ids, weights)
+        routed = rms_norm(self._ranks.all_reduce(routed).to(x.dtype), self.routed_expert_norm, self.eps)
         shared = F.linear(situ_glu(shared_gate_up, self.situ), self.shared_down_proj)
         return F.linear(routed, self.up_proj) + self._ranks.all_reduce(shared)

@@ -9,7 +9,7 @@ from k3_sglang.kernels.mxfp4 import GROUP_SIZE, NAN_SCALE
 from k3_sglang.kernels.mxfp4 import decode as decode_mxfp4
 from k3_sglang.layers.attn_residual import ResidualScore
 from k3_sglang.layers.decoder import K3TextModel
-from k3_sglang.layers.expert_weights import PackedExperts
+from k3_sglang.layers.expert_weights import UnpackedExperts
 from k3_sglang.layers.ffn import DenseMLP
 from k3_sglang.layers.kda import KDALayer
 from k3_sglang.layers.mla import MLALayer
@@ -100,7 +100,7 @@ def _score(score: ResidualScore, name: str) -> Slots:
 def _kda(layer: KDALayer, config: TextConfig, ranks: Ranks, name: str) -> Slots:
     kda, hidden = config.kda, config.hidden_size
     total = kda.projection_size
-    qkv, gate, f_a, beta = layer.in_proj.split(layer.in_sizes)
+    qkv, gate, f_a, beta, _ = layer.in_proj.split(layer.in_sizes)
     q, k, v = qkv.chunk(3)
     conv_q, conv_k, conv_v = layer.conv.chunk(3)
 
@@ -186,16 +186,14 @@ def _expert(layer: LatentMoE, expert: int, config: TextConfig, ranks: Ranks, nam
     experts, inner = layer.experts, ranks.within_expert
     if expert not in experts.held:
         return _expert_of_another_rank(width, latent, config, name)
-    place = expert - experts.held.start
-    if isinstance(experts, PackedExperts):
-        gate_codes, up_codes = experts.w13_codes[place].chunk(2)
-        gate_scales, up_scales = experts.w13_scales[place].chunk(2)
-        down = experts.w2_codes[place], experts.w2_scales[place]
+    if not isinstance(experts, UnpackedExperts):
+        w1, w3, w2 = experts.packed(expert)
         return {
-            **_packed_matrix(gate_codes, gate_scales, width, latent, 0, inner, f"{name}w1"),
-            **_packed_matrix(up_codes, up_scales, width, latent, 0, inner, f"{name}w3"),
-            **_packed_matrix(*down, latent, width, 1, inner, f"{name}w2"),
+            **_packed_matrix(*w1, width, latent, 0, inner, f"{name}w1"),
+            **_packed_matrix(*w3, width, latent, 0, inner, f"{name}w3"),
+            **_packed_matrix(*w2, latent, width, 1, inner, f"{name}w2"),
         }
+    place = expert - experts.held.start
     gate, up = experts.w13[place].chunk(2)
     return {
         **_expert_matrix(gate, width, latent, 0, config, inner, f"{name}w1"),

@@ -14,6 +14,7 @@ from k3_sglang.config import TextConfig
 from k3_sglang.costs import expert_parameters
 from k3_sglang.layers.decoder import K3TextModel
 from k3_sglang.layers.expert_weights import ExpertFormat, choose_format
+from k3_sglang.layers.gpu import check_engine, on_gpu
 from k3_sglang.layers.parallel import Ranks
 from k3_sglang.loading.slots import load_all
 from k3_sglang.loading.table import PREFIX, VISION_PREFIXES, build_table
@@ -21,7 +22,7 @@ from k3_sglang.loading.table import PREFIX, VISION_PREFIXES, build_table
 logger = logging.getLogger(__name__)
 
 EXPERTS_ENV = "K3_SGLANG_EXPERTS"
-"""``auto``, ``packed`` or ``unpacked``, see :func:`k3_sglang.layers.expert_weights.choose_format`."""
+"""``auto``, ``packed``, ``unpacked`` or ``fused``, see :func:`k3_sglang.layers.expert_weights.choose_format`."""
 
 
 def _ranks() -> Ranks:
@@ -45,6 +46,7 @@ def expert_format(config: TextConfig, ranks: Ranks) -> ExpertFormat:
         stored_packed=config.experts_packed,
         unpacked_bytes=values * torch.get_default_dtype().itemsize,
         available_bytes=os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks.size,
+        on_gpu=on_gpu(),
     )
     logger.info("routed experts are kept %s", chosen)
     return chosen
@@ -59,6 +61,9 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         self.config = config
         self.quant_config = quant_config
         k3, ranks = TextConfig.from_dict(text.to_dict()), _ranks()
+        if on_gpu():
+            check_engine()
+            logger.warning("our K3 class on CUDA has not been measured on a GPU")
         self.model = K3TextModel(k3, ranks, expert_format(k3, ranks))
         self.logits_processor = LogitsProcessor(text)
 

@@ -55,6 +55,17 @@ def test_a_gpu_leaves_pools_to_the_engine_and_upstream_kernels_in_place(
     assert "CUDA_VISIBLE_DEVICES" not in command.engine_environment(plan, {})
 
 
+def test_our_model_code_on_a_gpu_runs_without_what_it_was_never_run_with(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "cuda_devices", lambda: 1)
+    values = {"model": str(checkpoint), "device": "cuda", "model_impl": "plugin", "experts": "fused"}
+    plan = resolve(validate(values, source="test"))
+    assert flags(plan)["cuda-graph-backend-prefill"] == "disabled"
+    assert "disable-chunked-prefix-cache" in flags(plan)
+    assert command.engine_environment(plan, {})["K3_SGLANG_EXPERTS"] == "fused"
+
+
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [

@@ -34,6 +34,20 @@ def test_on_a_cpu_every_size_has_a_number(checkpoint: Path) -> None:
     assert plan.served_name == "small-k3"
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"experts": "fused"}, "experts is 'fused'; on device cpu use auto, packed or unpacked"),
+        ({"experts": "packed", "device": "cuda", "model_impl": "plugin"}, "on device cuda use auto or fused"),
+        ({"experts": "fused", "device": "cuda"}, "leave it at auto or set model_impl to plugin"),
+    ],
+)
+def test_a_way_of_keeping_experts_that_the_device_lacks_is_refused(
+    checkpoint: Path, values: dict[str, object], expected: str
+) -> None:
+    assert expected in refusal(checkpoint, **values)
+
+
 def test_given_sizes_are_kept(checkpoint: Path) -> None:
     plan = resolved(checkpoint, kv_tokens=777, state_slots=5, context_len=100, served_name="k3")
     assert (plan.kv_tokens, plan.state_slots, plan.context_len, plan.served_name) == (777, 5, 100, "k3")

@@ -182,6 +182,27 @@ def test_an_impossible_expert_format_is_refused(asked: str, message: str) -> Non
         choose_format(asked, stored_packed=False, unpacked_bytes=100, available_bytes=100)
 
 
+@pytest.mark.parametrize("asked", ["auto", "fused"])
+def test_on_a_gpu_experts_are_fused(asked: str) -> None:
+    got = choose_format(asked, stored_packed=True, unpacked_bytes=100, available_bytes=1000, on_gpu=True)
+    assert got == "fused"
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored_packed", "on_gpu", "message"),
+    [
+        ("fused", True, False, "needs a GPU"),
+        ("packed", True, True, "computes on a CPU only"),
+        ("auto", False, True, "not MXFP4"),
+    ],
+)
+def test_a_format_for_the_other_kind_of_device_is_refused(
+    asked: str, stored_packed: bool, on_gpu: bool, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        choose_format(asked, stored_packed=stored_packed, unpacked_bytes=1, available_bytes=9, on_gpu=on_gpu)
+
+
 def test_the_gated_output_norm_is_fp32_inside() -> None:
     torch.manual_seed(3)
     o, gate, weight = torch.randn(3, 2, 8).bfloat16(), torch.randn(3, 16).bfloat16(), torch.randn(8)
