@@ -20,7 +20,11 @@ FORBIDDEN_FLAGS = {
 }
 """Flags the ``engine`` mapping may not carry, with the reason."""
 
-OTHER_NAMES = {"model": "model-path", "tensor-parallel-size": "tp-size"}
+OTHER_NAMES = {
+    "model": "model-path",
+    "tensor-parallel-size": "tp-size",
+    "expert-parallel-size": "ep-size",
+}
 """SGLang's second names of flags the launcher sets. It also accepts every unambiguous beginning of a flag's name."""
 
 
@@ -62,6 +66,7 @@ def _common_flags(resolved: Resolved) -> list[Flag]:
         Flag("port", str(resolved.engine_port), "chosen by the launcher, told to the gateway"),
         Flag("device", resolved.device, "decided once, here"),
         Flag("tp-size", str(settings.tp), "tensor-parallel ranks"),
+        Flag("ep-size", str(settings.ep), "expert-parallel groups inside the tensor-parallel ranks"),
         Flag("dtype", resolved.dtype, "type of weights and activations"),
         Flag("context-length", str(resolved.context_len), "requests beyond it are refused, not truncated"),
         Flag("log-level", settings.log_level, "same as the gateway's"),

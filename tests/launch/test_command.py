@@ -26,7 +26,7 @@ def flags(plan: Resolved) -> dict[str, str | None]:
 
 
 def test_every_flag_has_a_reason_and_is_given_once(checkpoint: Path) -> None:
-    all_flags = command.engine_flags(resolved(checkpoint, engine={"ep-size": 2}))
+    all_flags = command.engine_flags(resolved(checkpoint, engine={"dp-size": 2}))
     assert all(flag.reason for flag in all_flags)
     assert len({flag.name for flag in all_flags}) == len(all_flags)
 
@@ -60,8 +60,10 @@ def test_a_gpu_leaves_pools_to_the_engine_and_upstream_kernels_in_place(
     [
         ({"trust-remote-code": True}, "no code from a checkpoint"),
         ({"page-size": 2}, "use its own setting"),
-        ({"--ep-size": 2}, "without leading dashes, 'ep-size'"),
-        ({"ep_size": 2}, "without leading dashes, 'ep-size'"),
+        ({"--dp-size": 2}, "without leading dashes, 'dp-size'"),
+        ({"dp_size": 2}, "without leading dashes, 'dp-size'"),
+        ({"ep-size": 2}, "to choose it, use its own setting"),
+        ({"expert-parallel-size": 2}, "sets --ep-size itself"),
         ({"enable-metrics": False}, "leave the key out"),
         ({"disable-overlap-schedule": True}, "overlap hides CPU work behind a GPU"),
         ({"trust-remote": True}, "SGLang would read it as --trust-remote-code"),

@@ -68,6 +68,18 @@ def test_sizes_and_ports_that_exclude_each_other_are_refused(
     assert expected in refusal(checkpoint, **values)
 
 
+@pytest.mark.parametrize(
+    ("tp", "ep", "expected"),
+    [
+        (2, 4, "ep is 4; it must divide tp, 2: with tp 2 choose one of 1, 2"),
+        (6, 6, "ep is 6; it must divide the model's 8 experts: with tp 6 choose one of 1, 2"),
+    ],
+)
+def test_expert_groups_that_do_not_come_out_even_are_refused(checkpoint: Path, tp: int, ep: int, expected: str) -> None:
+    assert expected in refusal(checkpoint, tp=tp, ep=ep)
+    assert resolved(checkpoint, tp=tp, ep=2).settings.ep == 2
+
+
 def test_two_free_ports_are_never_the_same(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offered = iter([5001, 5001, 5002])
     monkeypatch.setattr(stage, "bind_once", lambda host, port: next(offered))
