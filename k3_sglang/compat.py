@@ -38,6 +38,9 @@ UPSTREAM: dict[str, str] = {
     "ParallelLMHead": "sglang.srt.layers.vocab_parallel_embedding:ParallelLMHead",
     "VocabParallelEmbedding": "sglang.srt.layers.vocab_parallel_embedding:VocabParallelEmbedding",
     "tensor_model_parallel_all_reduce": "sglang.srt.distributed:tensor_model_parallel_all_reduce",
+    "get_pp_indices": "sglang.srt.distributed.utils:get_pp_indices",
+    "PPMissingLayer": "sglang.srt.layers.utils:PPMissingLayer",
+    "PPProxyTensors": "sglang.srt.model_executor.forward_batch_info:PPProxyTensors",
     # attention backends and pools
     "AttentionBackend": "sglang.srt.layers.attention.base_attn_backend:AttentionBackend",
     "MambaAttnBackendBase": "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase",
@@ -47,6 +50,10 @@ HOOK_TARGETS: dict[str, str] = {
     "model_config": "sglang.srt.configs.model_config.ModelConfig.__init__",
     "get_tokenizer": "sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer",
     "get_quantization_config": "sglang.srt.model_loader.loader._get_quantization_config",
+    "initialize_dummy_weights": "sglang.srt.model_loader.loader.initialize_dummy_weights",
+    "update_weights_from_disk": (
+        "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_disk"
+    ),
     "KDAAttnBackend": "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend",
     "cuda_host_register": "sglang.srt.mem_cache.pool_host.common._cuda_host_register",
     "runner_ready": "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends",

@@ -53,7 +53,8 @@ def running_rows(resolved: Resolved, facts: EngineFacts) -> list[Row]:
 def ranks(resolved: Resolved) -> str:
     """How many processes compute, and how experts are dealt out over them."""
     groups = f", whole experts in {resolved.settings.ep} groups" if resolved.settings.ep > 1 else ""
-    return f"{resolved.settings.tp} rank(s){groups}"
+    stages = f" in each of {resolved.settings.pp} pipeline stages" if resolved.settings.pp > 1 else ""
+    return f"{resolved.settings.tp} rank(s){stages}{groups}"
 
 
 def command_lines(command: Sequence[str], environment: Mapping[str, str]) -> str:

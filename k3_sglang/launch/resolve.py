@@ -56,6 +56,11 @@ class Resolved:
         return self.settings.model_impl == "plugin" or (self.settings.model_impl == "auto" and self.device == "cpu")
 
     @property
+    def processes(self) -> int:
+        """Processes that compute: the ranks of every stage."""
+        return self.settings.tp * self.settings.pp
+
+    @property
     def engine_url(self) -> str:
         """Where the gateway finds the engine."""
         return f"http://{LOOPBACK}:{self.engine_port}"
@@ -82,6 +87,8 @@ def resolve(settings: LaunchSettings) -> Resolved:
     except ConfigError as error:
         raise SettingsError(f"model {settings.model!r} cannot be served: {error}") from error
     check_expert_groups(settings.tp, settings.ep, config.text.moe.num_experts)
+    if settings.pp > config.text.num_layers:
+        raise SettingsError(f"pp is {settings.pp}; the model has {config.text.num_layers} layers: ask for at most that")
     untrained = settings.model == "tiny"
     cpu = device == "cpu"
     kv_tokens = settings.kv_tokens or (CPU_KV_TOKENS if cpu else None)

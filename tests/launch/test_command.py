@@ -64,6 +64,7 @@ def test_a_gpu_leaves_pools_to_the_engine_and_upstream_kernels_in_place(
         ({"dp_size": 2}, "without leading dashes, 'dp-size'"),
         ({"ep-size": 2}, "to choose it, use its own setting"),
         ({"expert-parallel-size": 2}, "sets --ep-size itself"),
+        ({"pipeline-parallel-size": 2}, "sets --pp-size itself"),
         ({"enable-metrics": False}, "leave the key out"),
         ({"disable-overlap-schedule": True}, "overlap hides CPU work behind a GPU"),
         ({"trust-remote": True}, "SGLang would read it as --trust-remote-code"),
@@ -101,7 +102,7 @@ def test_on_a_cpu_a_gpu_is_hidden_and_hubs_are_off(checkpoint: Path) -> None:
 def test_cpu_ranks_share_the_cores_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3, 4})
     assert command.bind_cores(2) == "0,1|2,3"
-    with pytest.raises(SettingsError, match="tp is 6"):
+    with pytest.raises(SettingsError, match="tp x pp is 6"):
         command.bind_cores(6)
 
 
