@@ -28,7 +28,7 @@ class HeaderError(ValueError):
     """A file that is not whole, or no safetensors file; the message names it and what to do."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """One tensor as a file's header describes it."""
 

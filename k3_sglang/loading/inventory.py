@@ -30,7 +30,7 @@ BYTE_DTYPES = ("U8",)
 _PLACE = re.compile(r"(?:^|\.)model\.layers\.(\d+)\.(?:.*\.experts\.(\d+)\.)?")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorSpec:
     """What one tensor of a checkpoint has to be."""
 

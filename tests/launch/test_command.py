@@ -40,6 +40,18 @@ def test_the_sizes_reach_the_engine(checkpoint: Path) -> None:
     assert (given["host"], given["port"]) == ("127.0.0.1", "4321")
 
 
+def test_the_layout_reaches_the_engine_and_every_process_gets_its_own_cores(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    plan = resolved(checkpoint, tp=2, ep=2, pp=2)
+    given = flags(plan)
+    assert (given["tp-size"], given["ep-size"], given["pp-size"]) == ("2", "2", "2")
+    assert command.engine_environment(plan, {})["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1|2|3"
+    assert report.ranks(plan) == "2 rank(s) in each of 2 pipeline stages, whole experts in 2 groups"
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in command.engine_environment(resolved(checkpoint), {})
+
+
 def test_the_engine_never_listens_where_the_gateway_does(checkpoint: Path) -> None:
     assert flags(resolved(checkpoint, host="0.0.0.0"))["host"] == "127.0.0.1"
 
