@@ -16,13 +16,16 @@ from typing import Any, cast
 DIRECTORY_VARIABLE = "K3_SGLANG_ANNOUNCE_DIR"
 """Environment variable naming the folder; without it announcements are not written (nobody waits for them)."""
 
+LOADING = "loading"
+"""Kind that says how far loading is: ``text`` is for people, ``done`` and ``total`` count tensors."""
+
 
 @dataclass(frozen=True)
 class Announcement:
     """One process's statement."""
 
     kind: str
-    """``plugin``, ``platform``, ``model`` or ``pools``; others are kept but nobody waits for them."""
+    """``plugin``, ``platform``, ``model``, ``pools`` or ``loading``; others are kept but nobody waits for them."""
     pid: int
     time_s: float
     """Unix time of writing."""

@@ -54,6 +54,9 @@ UPSTREAM: dict[str, str] = {
     "MoeRunnerBackend": "sglang.srt.layers.moe.utils:MoeRunnerBackend",
     "get_moe_runner_backend": "sglang.srt.layers.moe.utils:get_moe_runner_backend",
     "get_moe_a2a_backend": "sglang.srt.layers.moe.utils:get_moe_a2a_backend",
+    "get_pp_indices": "sglang.srt.distributed.utils:get_pp_indices",
+    "PPMissingLayer": "sglang.srt.layers.utils:PPMissingLayer",
+    "PPProxyTensors": "sglang.srt.model_executor.forward_batch_info:PPProxyTensors",
     # attention backends and pools
     "get_token_to_kv_pool": "sglang.srt.model_executor.forward_context:get_token_to_kv_pool",
     "KVWriteLoc": "sglang.srt.mem_cache.memory_pool:KVWriteLoc",
@@ -65,6 +68,10 @@ HOOK_TARGETS: dict[str, str] = {
     "model_config": "sglang.srt.configs.model_config.ModelConfig.__init__",
     "get_tokenizer": "sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer",
     "get_quantization_config": "sglang.srt.model_loader.loader._get_quantization_config",
+    "initialize_dummy_weights": "sglang.srt.model_loader.loader.initialize_dummy_weights",
+    "update_weights_from_disk": (
+        "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_disk"
+    ),
     "KDAAttnBackend": "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend",
     "cuda_host_register": "sglang.srt.mem_cache.pool_host.common._cuda_host_register",
     "runner_ready": "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends",

@@ -51,6 +51,7 @@ def register() -> None:
         compat.HookRegistry.register(
             compat.HOOK_TARGETS["get_quantization_config"], _own_model_unpacks_itself, compat.HookType.AROUND
         )
+        _register_loading()
     if not accelerator_present():
         _register_cpu_backends()
     announce("plugin", own_model=uses_own_model(), architecture=ARCHITECTURE)
@@ -74,6 +75,15 @@ def _register_text_architecture() -> None:
             support_mamba_cache_extra_buffer=True,
         )
     )
+
+
+def _register_loading() -> None:
+    from k3_sglang.loading.dummy import fill_packed
+    from k3_sglang.loading.update import update_all_or_nothing
+
+    target = compat.HOOK_TARGETS
+    compat.HookRegistry.register(target["initialize_dummy_weights"], fill_packed, compat.HookType.AFTER)
+    compat.HookRegistry.register(target["update_weights_from_disk"], update_all_or_nothing, compat.HookType.AROUND)
 
 
 def _register_announcements() -> None:

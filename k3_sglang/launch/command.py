@@ -20,7 +20,12 @@ FORBIDDEN_FLAGS = {
 }
 """Flags the ``engine`` mapping may not carry, with the reason."""
 
-OTHER_NAMES = {"model": "model-path", "tensor-parallel-size": "tp-size"}
+OTHER_NAMES = {
+    "model": "model-path",
+    "tensor-parallel-size": "tp-size",
+    "pipeline-parallel-size": "pp-size",
+    "expert-parallel-size": "ep-size",
+}
 """SGLang's second names of flags the launcher sets. It also accepts every unambiguous beginning of a flag's name."""
 
 
@@ -64,6 +69,8 @@ def _common_flags(resolved: Resolved) -> list[Flag]:
         Flag("port", str(resolved.engine_port), "chosen by the launcher, told to the gateway"),
         Flag("device", resolved.device, "decided once, here"),
         Flag("tp-size", str(settings.tp), "tensor-parallel ranks"),
+        Flag("pp-size", str(settings.pp), "pipeline stages of as many ranks each"),
+        Flag("ep-size", str(settings.ep), "expert-parallel groups inside the tensor-parallel ranks"),
         Flag("dtype", resolved.dtype, "type of weights and activations"),
         Flag("context-length", str(resolved.context_len), "requests beyond it are refused, not truncated"),
         Flag("log-level", settings.log_level, "same as the gateway's"),
@@ -167,8 +174,8 @@ def engine_environment(resolved: Resolved, base: Mapping[str, str]) -> dict[str,
         added["CUDA_VISIBLE_DEVICES"] = ""  # else the plugin would leave the platform to a GPU that is there
         # A dozen warnings that this or that kernel wants a GPU; PYTHONWARNINGS in the user's shell wins.
         added["PYTHONWARNINGS"] = base.get("PYTHONWARNINGS", "ignore::UserWarning")
-        if resolved.settings.tp > 1:
-            added["SGLANG_CPU_OMP_THREADS_BIND"] = bind_cores(resolved.settings.tp)
+        if resolved.processes > 1:
+            added["SGLANG_CPU_OMP_THREADS_BIND"] = bind_cores(resolved.processes)
     return added
 
 
@@ -181,7 +188,7 @@ def bind_cores(ranks: int) -> str:
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // ranks
     if share == 0:
-        raise SettingsError(f"tp is {ranks} on device cpu, but only {len(cores)} core(s) are usable; lower tp")
+        raise SettingsError(f"tp x pp is {ranks} on device cpu, but only {len(cores)} core(s) are usable: lower them")
     return "|".join(",".join(map(str, cores[rank * share : (rank + 1) * share])) for rank in range(ranks))
 
 

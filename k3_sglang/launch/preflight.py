@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,12 +17,13 @@ import k3_sglang
 from k3_sglang.chat.tokenizer import VOCABULARY_FILE
 from k3_sglang.compat import SGLANG_VERSION
 from k3_sglang.launch.resolve import LOOPBACK, Resolved, bind_once, cuda_devices
+from k3_sglang.loading.headers import checkpoint_problems
 
 ENTRY_POINTS = {"sglang.srt.plugins": "k3_sglang", "sglang.srt.platforms": "k3_sglang_cpu"}
 """Entry point group and the name this package registers there."""
 
-INDEX_FILE = "model.safetensors.index.json"
-"""Which tensor lies in which file of a checkpoint."""
+SAFETENSORS_FORMATS = ("auto", "safetensors")
+"""Values of SGLang's ``load-format`` with which the weights are the checkpoint's safetensors files."""
 
 REINSTALL = "install this package again (`pip install -e .` in the clone, or `make venv`)"
 
@@ -33,9 +33,11 @@ def problems(resolved: Resolved) -> list[str]:
     return [
         *check_sglang(),
         *check_entry_points(importlib.metadata.entry_points),
-        *check_devices(resolved.device, resolved.settings.tp, cuda_devices()),
+        *check_devices(resolved.device, resolved.processes, cuda_devices()),
         *check_environment(os.environ, resolved.device),
-        *check_checkpoint(resolved.model_dir, weights="load-format" not in resolved.settings.engine),
+        *check_checkpoint(
+            resolved.model_dir, weights=resolved.settings.engine.get("load-format", "auto") in SAFETENSORS_FORMATS
+        ),
         *check_image_folders(resolved.settings.allow_image_files),
         *check_port("port", resolved.settings.host, resolved.gateway_port),
         *check_port("engine_port", LOOPBACK, resolved.engine_port),
@@ -47,8 +49,8 @@ def check_devices(device: str, ranks: int, gpus: int) -> list[str]:
     if device != "cuda" or gpus >= ranks:
         return []
     return [
-        f"device is 'cuda' with tp {ranks}, but the CUDA driver shows {gpus} usable GPU(s); "
-        "lower tp, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
+        f"device is 'cuda' with {ranks} rank(s), but the CUDA driver shows {gpus} usable GPU(s); "
+        "lower tp or pp, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
     ]
 
 
@@ -125,25 +127,16 @@ def check_environment(environment: Mapping[str, str], device: str) -> list[str]:
 
 
 def check_checkpoint(directory: Path, *, weights: bool) -> list[str]:
-    """The vocabulary and every weight file are there; a missing one would show only after minutes of loading.
+    """The vocabulary is there, and the weight files hold the tensors that config.json describes.
+
+    Only headers are read. What is wrong would show after minutes or an hour of loading otherwise.
 
     Args:
-        weights: whether the engine reads the weights (not with a ``load-format`` such as ``dummy``).
+        weights: whether the engine reads safetensors files (not with a ``load-format`` such as ``dummy``).
     """
-    wanted = {VOCABULARY_FILE}
-    index = directory / INDEX_FILE
-    try:
-        if weights and index.is_file():
-            wanted |= set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        elif weights and not any(directory.glob("*.safetensors")):
-            return [f"{directory} holds no *.safetensors files; the download is not complete"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"{index} cannot be read ({error!r}); it must be JSON with a weight_map: download it again"]
-    missing = sorted(name for name in wanted if not (directory / name).is_file())
-    if not missing:
-        return []
-    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    return [f"{directory} lacks {shown}; the download is not complete"]
+    if not (directory / VOCABULARY_FILE).is_file():
+        return [f"{directory} lacks {VOCABULARY_FILE}; the download is not complete"]
+    return checkpoint_problems(directory) if weights else []
 
 
 def check_port(setting: str, host: str, port: int) -> list[str]:

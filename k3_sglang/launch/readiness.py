@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import httpx
 
-from k3_sglang.announce import Announcement
+from k3_sglang.announce import LOADING, Announcement
 
 POLL_S = 0.25
 PROGRESS_EVERY_S = 15.0
@@ -37,8 +37,17 @@ class EngineFacts:
     """SGLang's own ``/server_info``."""
 
 
-async def wait_until_healthy(name: str, url: str, progress: Callable[[str], None]) -> None:
-    """Poll ``url`` until it answers 200; cancelled from outside when that takes too long."""
+async def wait_until_healthy(
+    name: str, url: str, progress: Callable[[str], None], doing: Callable[[], str | None] = lambda: None
+) -> None:
+    """Poll ``url`` until it answers 200; cancelled from outside when that takes too long.
+
+    Args:
+        name: of the server, for the lines of progress.
+        url: where it says that it is healthy.
+        progress: gets a line every quarter of a minute.
+        doing: what the server is at, when it has said so.
+    """
     started = asyncio.get_running_loop().time()
     told = started
     async with httpx.AsyncClient(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
@@ -48,9 +57,17 @@ async def wait_until_healthy(name: str, url: str, progress: Callable[[str], None
                     return
             now = asyncio.get_running_loop().time()
             if now - told >= PROGRESS_EVERY_S:
-                progress(f"waiting for the {name}, {now - started:.0f} s so far")
+                busy = doing()
+                progress(f"waiting for the {name}, {now - started:.0f} s so far{f': {busy}' if busy else ''}")
                 told = now
             await asyncio.sleep(POLL_S)
+
+
+def loading_text(announcements: Sequence[Announcement]) -> str | None:
+    """How far the slowest rank is with its weights; None before any has said so."""
+    ranks = [announcement.details for announcement in announcements if announcement.kind == LOADING]
+    slowest = min(ranks, key=lambda details: int(details["done"]), default=None)
+    return None if slowest is None else str(slowest["text"])
 
 
 async def server_info(engine_url: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def plan_rows(resolved: Resolved) -> list[Row]:
     return [
         ("model", f"{resolved.served_name} ({kinds}, {count(total_parameters(text))} parameters)"),
         ("checkpoint", str(resolved.model_dir)),
-        ("device", f"{resolved.device}, {resolved.settings.tp} rank(s)"),
+        ("device", f"{resolved.device}, {ranks(resolved)}"),
         ("context", f"{resolved.context_len} tokens"),
         (
             "turn grammar",
@@ -48,6 +48,13 @@ def running_rows(resolved: Resolved, facts: EngineFacts) -> list[Row]:
         ("engine", resolved.engine_url),
         ("gateway", f"{resolved.gateway_url}/v1"),
     ]
+
+
+def ranks(resolved: Resolved) -> str:
+    """How many processes compute, and how experts are dealt out over them."""
+    groups = f", whole experts in {resolved.settings.ep} groups" if resolved.settings.ep > 1 else ""
+    stages = f" in each of {resolved.settings.pp} pipeline stages" if resolved.settings.pp > 1 else ""
+    return f"{resolved.settings.tp} rank(s){stages}{groups}"
 
 
 def command_lines(command: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -56,6 +56,11 @@ class Resolved:
         return self.settings.model_impl == "plugin" or (self.settings.model_impl == "auto" and self.device == "cpu")
 
     @property
+    def processes(self) -> int:
+        """Processes that compute: the ranks of every stage."""
+        return self.settings.tp * self.settings.pp
+
+    @property
     def engine_url(self) -> str:
         """Where the gateway finds the engine."""
         return f"http://{LOOPBACK}:{self.engine_port}"
@@ -82,6 +87,9 @@ def resolve(settings: LaunchSettings) -> Resolved:
         config = K3Config.from_dir(model_dir)
     except ConfigError as error:
         raise SettingsError(f"model {settings.model!r} cannot be served: {error}") from error
+    check_expert_groups(settings.tp, settings.ep, config.text.moe.num_experts)
+    if settings.pp > config.text.num_layers:
+        raise SettingsError(f"pp is {settings.pp}; the model has {config.text.num_layers} layers: ask for at most that")
     untrained = settings.model == "tiny"
     cpu = device == "cpu"
     kv_tokens = settings.kv_tokens or (CPU_KV_TOKENS if cpu else None)
@@ -202,6 +210,20 @@ def check_pages(page_size: int | None, kv_tokens: int | None, chunked_prefill_to
         )
     if kv_tokens is not None and kv_tokens < 3 * page_size:
         raise SettingsError(f"kv_tokens is {kv_tokens}; it must be at least three pages, {3 * page_size}")
+
+
+def check_expert_groups(tp: int, ep: int, experts: int) -> None:
+    """Refuse expert-parallel groups that do not come out even.
+
+    Raises:
+        SettingsError: ep does not divide the ranks, or the experts.
+    """
+    for total, what in ((tp, f"tp, {tp}"), (experts, f"the model's {experts} experts")):
+        if total % ep:
+            fitting = [size for size in range(1, tp + 1) if tp % size == 0 and experts % size == 0]
+            raise SettingsError(
+                f"ep is {ep}; it must divide {what}: with tp {tp} choose one of {', '.join(map(str, fitting))}"
+            )
 
 
 def resolve_ports(settings: LaunchSettings) -> tuple[int, int]:

@@ -42,6 +42,8 @@ class LaunchSettings(BaseModel):
     engine_port: Port = Field(0, description="TCP port of the engine; 0 picks a free one")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses a GPU when the driver shows one")
     tp: Count = Field(1, description="tensor-parallel ranks")
+    pp: Count = Field(1, description="pipeline stages, each with its part of the layers")
+    ep: Count = Field(1, description="groups of ranks over which whole experts are dealt out; divides tp")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="type of weights and activations; auto: float32 on cpu, else the checkpoint's"
     )

@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 from k3_sglang.announce import read_announcements
 from k3_sglang.launch.console import Console
 from k3_sglang.launch.processes import Child, is_running, wait_for_exit
-from k3_sglang.launch.readiness import EngineFacts, NotReady, engine_facts, server_info, wait_until_healthy
+from k3_sglang.launch.readiness import (
+    EngineFacts,
+    NotReady,
+    engine_facts,
+    loading_text,
+    server_info,
+    wait_until_healthy,
+)
 
 T = TypeVar("T")
 
@@ -129,7 +136,7 @@ class Supervisor:
     async def _start_program(self, program: Program) -> None:
         child = await Child.start(program.name, program.command, program.environment, self._console.server_line)
         self._children.append(child)
-        healthy = wait_until_healthy(program.name, program.health_url, self._console.progress)
+        healthy = wait_until_healthy(program.name, program.health_url, self._console.progress, self._loading)
         try:
             await self._while_alive(healthy, timeout_s=self._servers.start_timeout_s)
         except TimeoutError as error:
@@ -137,6 +144,11 @@ class Supervisor:
                 f"{program.name} was not ready after {self._servers.start_timeout_s:.0f} s; raise start_timeout_s if "
                 f"it was still loading; {last_lines(child)}"
             ) from error
+
+    def _loading(self) -> str | None:
+        """What the engine says about its weights, until it is ready."""
+        started = len(self._children) > 1
+        return None if started else loading_text(read_announcements(self._servers.announce_dir))
 
     async def _while_alive(self, work: Coroutine[Any, Any, T], timeout_s: float | None = 60.0) -> T:
         """Await ``work`` unless a server ends, the user interrupts or the time is over.

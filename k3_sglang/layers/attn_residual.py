@@ -43,6 +43,20 @@ class ResidualBank:
         """Rows frozen so far."""
         return self._frozen
 
+    @property
+    def frozen(self) -> torch.Tensor:
+        """Rows frozen so far [T, R, C], for the next pipeline stage."""
+        return self._rows[:, : self._frozen]
+
+    def inherit(self, rows: torch.Tensor) -> None:
+        """Take over the rows [T, R, C] that earlier stages froze, in their order.
+
+        Raises:
+            ValueError: more rows than the model has block starts.
+        """
+        for row in rows.unbind(1):
+            self.freeze(row)
+
     def freeze(self, stream: torch.Tensor) -> None:
         """Keep the un-mixed stream [T, C] entering a block as the next row.
 

@@ -70,6 +70,25 @@ class Ranks:
         return tensor.narrow(dim, self.rank * part, part)
 
 
+@dataclass(frozen=True)
+class Stage:
+    """The layers one pipeline stage holds; a model that is not split is one stage, the first and the last."""
+
+    layers: range
+    total: int
+    """Layers of all stages together."""
+
+    @property
+    def first(self) -> bool:
+        """Whether it holds the embedding."""
+        return self.layers.start == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether it holds the final mixture, norm and output head."""
+        return self.layers.stop == self.total
+
+
 def weight(*shape: int, dtype: torch.dtype | None = None) -> torch.nn.Parameter:
     """An inference parameter whose memory is not yet written; loading fills every one of them."""
     return torch.nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from k3_sglang.loading.inventory import BYTE_DTYPES, FLOAT_DTYPES
+
 
 class CheckpointError(ValueError):
     """A checkpoint whose tensors are not exactly the ones the model needs; the message lists names and shapes."""
@@ -24,10 +26,13 @@ class Slot:
     """Copies this rank's part of the tensor into its parameter."""
 
 
-FLOATS = (torch.bfloat16, torch.float32, torch.float16)
+DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16, "U8": torch.uint8}
+"""Safetensors' names of the dtypes a checkpoint may hold."""
+
+FLOATS = tuple(DTYPES[name] for name in FLOAT_DTYPES)
 """Dtypes accepted for unquantized tensors; they are cast to the parameter's dtype."""
 
-BYTES = (torch.uint8,)
+BYTES = tuple(DTYPES[name] for name in BYTE_DTYPES)
 """Dtype of packed MXFP4 weights and of their scales."""
 
 

@@ -15,28 +15,42 @@ from k3_sglang.layers.kda import KDALayer
 from k3_sglang.layers.mla import MLALayer
 from k3_sglang.layers.moe import LatentMoE
 from k3_sglang.layers.parallel import Ranks
-from k3_sglang.loading.slots import BYTES, FLOATS, CheckpointError, Pair, Slot
+from k3_sglang.loading.inventory import (
+    PROJECTOR_PREFIX,
+    TEXT_PREFIX,
+    TOWER_PREFIX,
+    a_log_stored_len,
+    expected_text_tensors,
+    layer_and_expert,
+)
+from k3_sglang.loading.slots import BYTES, DTYPES, FLOATS, CheckpointError, Pair, Slot
 
-PREFIX = "language_model."
-"""Prefix of every text tensor in the release."""
+PREFIX = TEXT_PREFIX
 
-VISION_PREFIXES = ("vision_tower.", "mm_projector.")
+VISION_PREFIXES = (TOWER_PREFIX, PROJECTOR_PREFIX)
 """Prefixes of the image tower and its projector."""
 
 Slots = dict[str, Slot]
 
 
 def build_table(model: K3TextModel) -> Slots:
-    """Slots of every text tensor of a release checkpoint, for the parameters (this rank's part) of ``model``."""
+    """Slots of every text tensor of a release checkpoint, for the parameters (this rank's part) of ``model``.
+
+    Tensors that other ranks hold, of other layers or experts, have slots too: they are checked, and nothing is kept.
+
+    Raises:
+        RuntimeError: this table and the inventory of a checkpoint contradict each other (a mistake in this package).
+    """
     config, ranks = model.k3, model.ranks
-    slots: Slots = {
-        f"{PREFIX}model.embed_tokens.weight": _vocab(model.embed_tokens, config),
-        f"{PREFIX}lm_head.weight": _vocab(model.lm_head, config),
-        f"{PREFIX}model.norm.weight": _whole(model.norm),
-        **_score(model.output_score, f"{PREFIX}model.output_attn_res"),
-    }
-    for index, layer in enumerate(model.stack):
-        name = f"{PREFIX}model.layers.{index}."
+    slots: Slots = {}
+    if model.stage.first:
+        slots[f"{PREFIX}model.embed_tokens.weight"] = _vocab(model.embed_tokens, config)
+    if model.stage.last:
+        slots[f"{PREFIX}lm_head.weight"] = _vocab(model.lm_head, config)
+        slots[f"{PREFIX}model.norm.weight"] = _whole(model.norm)
+        slots |= _score(model.output_score, f"{PREFIX}model.output_attn_res")
+    for layer in model.stack:
+        name = f"{PREFIX}model.layers.{layer.index}."
         slots[f"{name}input_layernorm.weight"] = _whole(layer.input_norm)
         slots[f"{name}post_attention_layernorm.weight"] = _whole(layer.post_attention_norm)
         slots |= _score(layer.attention_score, f"{name}self_attention_res")
@@ -49,7 +63,36 @@ def build_table(model: K3TextModel) -> Slots:
             slots |= _dense(layer.ffn, config, ranks, f"{name}mlp.")
         else:
             slots |= _moe(layer.ffn, config, ranks, f"{name}block_sparse_moe.")
-    return slots
+    return _completed(slots, model)
+
+
+def _completed(slots: Slots, model: K3TextModel) -> Slots:
+    """A slot for every tensor of the inventory, in its order; what has no writer must belong to another rank."""
+    complete: Slots = {}
+    for name, spec in expected_text_tensors(model.k3).items():
+        slot = slots.pop(name, None)
+        if slot is None and not _elsewhere(name, model):
+            raise RuntimeError(f"tensor {name} belongs to this rank and the table has no place for it")
+        if slot is not None and slot.shape != spec.shape:
+            raise RuntimeError(f"tensor {name}: the table says {slot.shape}, the inventory {spec.shape}")
+        complete[name] = slot or Slot(spec.shape, tuple(DTYPES[dtype] for dtype in spec.dtypes), _drop)
+    if slots:
+        raise RuntimeError(f"the table has tensors that no checkpoint holds: {', '.join(list(slots)[:3])}")
+    return complete
+
+
+def _elsewhere(name: str, model: K3TextModel) -> bool:
+    """Whether another rank holds all of a tensor: another stage, or the group that an expert was dealt to."""
+    layer, expert = layer_and_expert(name)
+    if layer is None:
+        return not (model.stage.first if "embed_tokens" in name else model.stage.last)
+    return layer not in model.stage.layers or (
+        expert is not None and expert not in model.ranks.experts(model.k3.moe.num_experts)
+    )
+
+
+def _drop(tensor: torch.Tensor) -> None:
+    del tensor
 
 
 # --- kinds of slot ------------------------------------------------------------------------------------------------
@@ -126,11 +169,6 @@ def _kda(layer: KDALayer, config: TextConfig, ranks: Ranks, name: str) -> Slots:
     }
 
 
-def a_log_stored_len(num_heads: int, head_dim: int) -> int:
-    """Length of ``A_log`` in a release file: one value per head, zero-padded to the head width (96 stored as 128)."""
-    return max(num_heads, head_dim)
-
-
 def _mla(layer: MLALayer, config: TextConfig, ranks: Ranks, name: str) -> Slots:
     mla, hidden = config.mla, config.hidden_size
     q_a, latent, shared_key, gate = layer.in_proj.split(layer.in_sizes)
@@ -181,11 +219,11 @@ def _moe(layer: LatentMoE, config: TextConfig, ranks: Ranks, name: str) -> Slots
 
 
 def _expert(layer: LatentMoE, expert: int, config: TextConfig, ranks: Ranks, name: str) -> Slots:
-    """w1 and w3 are split by rows, w2 by columns, over the ranks that share this expert; other ranks read past it."""
+    """w1 and w3 are split by rows, w2 by columns, over the ranks that share this expert; none if others hold it."""
     width, latent = config.moe.intermediate_size, config.moe.latent_size
     experts, inner = layer.experts, ranks.within_expert
     if expert not in experts.held:
-        return _expert_of_another_rank(width, latent, config, name)
+        return {}
     if not isinstance(experts, UnpackedExperts):
         w1, w3, w2 = experts.packed(expert)
         return {
@@ -200,22 +238,6 @@ def _expert(layer: LatentMoE, expert: int, config: TextConfig, ranks: Ranks, nam
         **_expert_matrix(up, width, latent, 0, config, inner, f"{name}w3"),
         **_expert_matrix(experts.w2[place], latent, width, 1, config, inner, f"{name}w2"),
     }
-
-
-def _expert_of_another_rank(width: int, latent: int, config: TextConfig, name: str) -> Slots:
-    """Slots that check the tensors of an expert this rank does not hold and keep nothing."""
-
-    def drop(tensor: torch.Tensor) -> None:
-        del tensor
-
-    slots: Slots = {}
-    for matrix, rows, columns in (("w1", width, latent), ("w3", width, latent), ("w2", latent, width)):
-        if config.experts_packed:
-            slots[f"{name}{matrix}.weight_packed"] = Slot((rows, columns // 2), BYTES, drop)
-            slots[f"{name}{matrix}.weight_scale"] = Slot((rows, columns // GROUP_SIZE), BYTES, drop)
-        else:
-            slots[f"{name}{matrix}.weight"] = Slot((rows, columns), FLOATS, drop)
-    return slots
 
 
 def _packed_matrix(

@@ -9,13 +9,20 @@ from typing import Any
 
 import torch
 
-from k3_sglang.compat import LogitsProcessor, get_parallel, tensor_model_parallel_all_reduce
+from k3_sglang.compat import (
+    LogitsProcessor,
+    PPProxyTensors,
+    get_parallel,
+    get_pp_indices,
+    tensor_model_parallel_all_reduce,
+)
 from k3_sglang.config import TextConfig
 from k3_sglang.costs import expert_parameters
-from k3_sglang.layers.decoder import K3TextModel
+from k3_sglang.layers.decoder import Handover, K3TextModel
 from k3_sglang.layers.expert_weights import ExpertFormat, choose_format
 from k3_sglang.layers.gpu import check_engine, on_gpu
-from k3_sglang.layers.parallel import Ranks
+from k3_sglang.layers.parallel import Ranks, Stage
+from k3_sglang.loading.progress import followed
 from k3_sglang.loading.slots import load_all
 from k3_sglang.loading.table import PREFIX, VISION_PREFIXES, build_table
 
@@ -32,20 +39,24 @@ def _ranks() -> Ranks:
             f"attention data parallelism (attention TP {parallel.attn_tp_size} inside TP {parallel.tp_size}) is not "
             "supported by this K3 model class; start without --enable-dp-attention"
         )
-    if parallel.pp_size != 1:
-        raise ValueError(f"pipeline parallelism of {parallel.pp_size} is not supported by this K3 model class; use 1")
     return Ranks(parallel.tp_rank, parallel.tp_size, tensor_model_parallel_all_reduce, parallel.moe_ep_size)
 
 
-def expert_format(config: TextConfig, ranks: Ranks) -> ExpertFormat:
+def _stage(config: TextConfig) -> Stage:
+    parallel = get_parallel()
+    return Stage(range(*get_pp_indices(config.num_layers, parallel.pp_rank, parallel.pp_size)), config.num_layers)
+
+
+def expert_format(config: TextConfig, ranks: Ranks, stage: Stage) -> ExpertFormat:
     """How this process keeps routed experts: the ``K3_SGLANG_EXPERTS`` variable, by default what fits in memory."""
-    layers = config.num_layers - config.num_dense_layers
+    layers = sum(not config.is_dense(layer) for layer in stage.layers)
     values = layers * config.moe.num_experts * expert_parameters(config) // ranks.size
+    processes = ranks.size * get_parallel().pp_size
     chosen = choose_format(
         os.environ.get(EXPERTS_ENV, "auto"),
         stored_packed=config.experts_packed,
         unpacked_bytes=values * torch.get_default_dtype().itemsize,
-        available_bytes=os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks.size,
+        available_bytes=os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // processes,
         on_gpu=on_gpu(),
     )
     logger.info("routed experts are kept %s", chosen)
@@ -64,8 +75,14 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         if on_gpu():
             check_engine()
             logger.warning("our K3 class on CUDA has not been measured on a GPU")
-        self.model = K3TextModel(k3, ranks, expert_format(k3, ranks))
+        stage = _stage(k3)
+        self.model = K3TextModel(k3, ranks, expert_format(k3, ranks, stage), stage)
+        self.start_layer, self.end_layer = stage.layers.start, stage.layers.stop
         self.logits_processor = LogitsProcessor(text)
+        self.complete = False
+        """Whether every parameter holds a value, all of them of one checkpoint (or all of them dummies)."""
+        self.from_checkpoint = False
+        """Whether these values were read from a checkpoint, which could be read again."""
 
     def get_input_embeddings(self) -> torch.nn.Module:
         """The embedding module (SGLang asks for it)."""
@@ -78,10 +95,22 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         positions: torch.Tensor,
         forward_batch: Any,
         input_embeds: torch.Tensor | None = None,
+        pp_proxy_tensors: Any = None,
     ) -> Any:
-        """One engine step over the packed tokens of a batch; ``positions`` is unused, K3 has no positional encoding."""
+        """One engine step over the packed tokens of a batch; ``positions`` is unused, K3 has no positional encoding.
+
+        Raises:
+            RuntimeError: a checkpoint was read in part only, and no whole one since.
+        """
+        if not self.complete:
+            raise RuntimeError("the weights are incomplete: a checkpoint was read in part only; load a whole one")
+        handed = None
+        if pp_proxy_tensors is not None:
+            handed = Handover(pp_proxy_tensors["hidden_states"], pp_proxy_tensors["attn_res_bank"])
         with torch.inference_mode():
-            hidden = self.model(input_ids, forward_batch, input_embeds)
+            hidden = self.model(input_ids, forward_batch, input_embeds, handed)
+        if isinstance(hidden, Handover):
+            return PPProxyTensors({"hidden_states": hidden.stream, "attn_res_bank": hidden.frozen.contiguous()})
         # Outside inference mode: the sampler scales the logits in place.
         return self.logits_processor(input_ids, hidden, self.model.lm_head, forward_batch)
 
@@ -101,15 +130,21 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
                 else:
                     yield self.checkpoint_name(name), tensor
 
-        try:
-            with torch.no_grad():
-                count = load_all(build_table(self.model), text_tensors(), "checkpoint")
-        finally:  # also after a failed update of a running engine: what was derived must fit what is there
-            for layer in self.model.stack:
-                layer.weights_changed()
+        table = build_table(self.model)
+        self.complete = self.from_checkpoint = False
+        with torch.no_grad():
+            count = load_all(table, followed(text_tensors(), len(table)), "checkpoint")
+        self.post_load_weights()
+        self.from_checkpoint = True
         logger.info("loaded %d text tensors", count)
         if skipped:
             logger.warning("%d image-tower tensors not loaded: this model class serves text only", skipped)
+
+    def post_load_weights(self) -> None:
+        """What follows on filling the parameters, by whatever loader; SGLang calls it after dummy and sharded loads."""
+        for layer in self.model.stack:
+            layer.weights_changed()
+        self.complete = True
 
     @staticmethod
     def checkpoint_name(name: str) -> str:

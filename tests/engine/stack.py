@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import httpx
 
@@ -138,6 +139,13 @@ class Engine:
     def __init__(self, url: str) -> None:
         self.http = httpx.Client(base_url=url, timeout=120, trust_env=False)
 
+    def __enter__(self) -> Self:
+        self.http.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
     def generate(self, ids: Sequence[int], max_new_tokens: int = 16, **sampling: object) -> Generated:
         """Greedy continuation unless ``sampling`` says otherwise; runs to the token limit."""
         parameters = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True, **sampling}
@@ -181,6 +189,12 @@ class Engine:
         while self.http.post("/flush_cache").status_code != httpx.codes.OK:
             assert time.monotonic() < deadline, "the engine never became idle"
             time.sleep(0.05)
+
+    def update_weights(self, checkpoint: Path) -> tuple[int, str]:
+        """Replace the weights by those of another checkpoint; returns the HTTP status and SGLang's message."""
+        body = {"model_path": str(checkpoint), "load_format": "auto"}
+        response = self.http.post("/update_weights_from_disk", json=body)
+        return response.status_code, str(response.json()["message"])
 
     def load(self) -> dict[str, int]:
         """Running and waiting requests and tokens held by running requests."""

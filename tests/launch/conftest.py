@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from k3_sglang.config import K3Config
+from k3_sglang.loading.inventory import expected_tensors
+from tests.launch.sparse_file import write_header_only
+
 MAX_CONTEXT_LEN = 4096
 
 
@@ -58,10 +62,11 @@ def config_json() -> dict[str, Any]:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Folder named ``small-k3`` with a config.json and two empty files: enough for everything before the engine."""
+    """Folder named ``small-k3`` with a config.json, an empty vocabulary and weights that are all zero."""
     directory = tmp_path / "small-k3"
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config_json()), encoding="utf-8")
     (directory / "tiktoken.model").touch()
-    (directory / "model.safetensors").touch()
+    specs = expected_tensors(K3Config.from_dict(config_json()))
+    write_header_only(directory / "model.safetensors", {name: spec.shape for name, spec in specs.items()})
     return directory

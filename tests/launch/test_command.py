@@ -26,7 +26,7 @@ def flags(plan: Resolved) -> dict[str, str | None]:
 
 
 def test_every_flag_has_a_reason_and_is_given_once(checkpoint: Path) -> None:
-    all_flags = command.engine_flags(resolved(checkpoint, engine={"ep-size": 2}))
+    all_flags = command.engine_flags(resolved(checkpoint, engine={"dp-size": 2}))
     assert all(flag.reason for flag in all_flags)
     assert len({flag.name for flag in all_flags}) == len(all_flags)
 
@@ -38,6 +38,18 @@ def test_the_sizes_reach_the_engine(checkpoint: Path) -> None:
     assert given["context-length"] == "100"
     assert given["page-size"] == "4"
     assert (given["host"], given["port"]) == ("127.0.0.1", "4321")
+
+
+def test_the_layout_reaches_the_engine_and_every_process_gets_its_own_cores(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    plan = resolved(checkpoint, tp=2, ep=2, pp=2)
+    given = flags(plan)
+    assert (given["tp-size"], given["ep-size"], given["pp-size"]) == ("2", "2", "2")
+    assert command.engine_environment(plan, {})["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1|2|3"
+    assert report.ranks(plan) == "2 rank(s) in each of 2 pipeline stages, whole experts in 2 groups"
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in command.engine_environment(resolved(checkpoint), {})
 
 
 def test_the_engine_never_listens_where_the_gateway_does(checkpoint: Path) -> None:
@@ -71,8 +83,11 @@ def test_our_model_code_on_a_gpu_runs_without_what_it_was_never_run_with(
     [
         ({"trust-remote-code": True}, "no code from a checkpoint"),
         ({"page-size": 2}, "use its own setting"),
-        ({"--ep-size": 2}, "without leading dashes, 'ep-size'"),
-        ({"ep_size": 2}, "without leading dashes, 'ep-size'"),
+        ({"--dp-size": 2}, "without leading dashes, 'dp-size'"),
+        ({"dp_size": 2}, "without leading dashes, 'dp-size'"),
+        ({"ep-size": 2}, "to choose it, use its own setting"),
+        ({"expert-parallel-size": 2}, "sets --ep-size itself"),
+        ({"pipeline-parallel-size": 2}, "sets --pp-size itself"),
         ({"enable-metrics": False}, "leave the key out"),
         ({"disable-overlap-schedule": True}, "overlap hides CPU work behind a GPU"),
         ({"trust-remote": True}, "SGLang would read it as --trust-remote-code"),
@@ -110,7 +125,7 @@ def test_on_a_cpu_a_gpu_is_hidden_and_hubs_are_off(checkpoint: Path) -> None:
 def test_cpu_ranks_share_the_cores_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3, 4})
     assert command.bind_cores(2) == "0,1|2,3"
-    with pytest.raises(SettingsError, match="tp is 6"):
+    with pytest.raises(SettingsError, match="tp x pp is 6"):
         command.bind_cores(6)
 
 

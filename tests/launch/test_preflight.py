@@ -14,6 +14,9 @@ import pytest
 
 from k3_sglang.launch import preflight
 from k3_sglang.launch.__main__ import main
+from k3_sglang.launch.resolve import resolve
+from k3_sglang.launch.settings import validate
+from k3_sglang.loading.headers import INDEX_FILE
 
 
 def installed(**targets: str) -> list[str]:
@@ -102,23 +105,51 @@ def test_a_checkpoint_with_every_file_passes(checkpoint: Path) -> None:
 
 def test_a_shard_that_the_index_names_and_nobody_downloaded_is_found(checkpoint: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}}
-    (checkpoint / preflight.INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+    (checkpoint / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
     (problem,) = preflight.check_checkpoint(checkpoint, weights=True)
     assert problem == f"{checkpoint} lacks model-2.safetensors; the download is not complete"
     assert preflight.check_checkpoint(checkpoint, weights=False) == []
 
 
 def test_a_checkpoint_without_weights_or_vocabulary_or_with_a_broken_index_is_found(checkpoint: Path) -> None:
-    (checkpoint / preflight.INDEX_FILE).write_text("[]", encoding="utf-8")
+    (checkpoint / INDEX_FILE).write_text("[]", encoding="utf-8")
     (problem,) = preflight.check_checkpoint(checkpoint, weights=True)
     assert "cannot be read" in problem
-    (checkpoint / preflight.INDEX_FILE).unlink()
+    (checkpoint / INDEX_FILE).unlink()
     (checkpoint / "model.safetensors").unlink()
     (problem,) = preflight.check_checkpoint(checkpoint, weights=True)
     assert "holds no *.safetensors files" in problem
     (checkpoint / "tiktoken.model").unlink()
     (problem,) = preflight.check_checkpoint(checkpoint, weights=False)
     assert "lacks tiktoken.model" in problem
+
+
+def test_tensors_that_do_not_fit_the_config_end_the_launch_before_it_starts(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config["text_config"]["intermediate_size"] += 32
+    (checkpoint / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    arguments = ["--model", str(checkpoint), "--device", "cpu", "--port", "0"]
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    gate = "language_model.model.layers.0.mlp.gate_proj.weight"
+    assert f"3 tensor(s) have a wrong shape: {gate} has (96, 64) in model.safetensors" in output.err
+    assert main([*arguments, "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize(("load_format", "problems"), [("auto", 1), ("safetensors", 1), ("dummy", 0)])
+def test_weights_are_looked_at_only_when_the_engine_reads_them(
+    checkpoint: Path, load_format: str, problems: int
+) -> None:
+    with (checkpoint / "model.safetensors").open("r+b") as file:
+        file.truncate(100)
+    values = {"model": str(checkpoint), "device": "cpu", "port": 0, "engine": {"load-format": load_format}}
+    found = preflight.problems(resolve(validate(values, source="test")))
+    assert len(found) == problems
+    assert all("model.safetensors is cut off or no safetensors file (100 bytes)" in problem for problem in found)
 
 
 def test_a_busy_port_ends_the_launch_with_one_line(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +177,7 @@ def test_more_ranks_than_gpus_are_found() -> None:
     assert preflight.check_devices("cuda", 8, 8) == []
     assert preflight.check_devices("cpu", 8, 0) == []
     (problem,) = preflight.check_devices("cuda", 8, 2)
-    assert "'cuda' with tp 8, but the CUDA driver shows 2 usable GPU(s)" in problem
+    assert "'cuda' with 8 rank(s), but the CUDA driver shows 2 usable GPU(s)" in problem
 
 
 def test_a_dry_run_off_the_gpu_machine_prints_the_command_and_warns(
@@ -157,9 +188,9 @@ def test_a_dry_run_off_the_gpu_machine_prints_the_command_and_warns(
     assert main([*arguments, "--dry-run"]) == 0
     printed = capsys.readouterr()
     assert "--tp-size 8" in printed.out
-    assert "launch: warning: device is 'cuda' with tp 8" in printed.err
+    assert "launch: warning: device is 'cuda' with 8 rank(s)" in printed.err
     assert main(arguments) == 2
-    assert "launch: error: device is 'cuda' with tp 8" in capsys.readouterr().err
+    assert "launch: error: device is 'cuda' with 8 rank(s)" in capsys.readouterr().err
 
 
 def test_a_dry_run_starts_nothing_and_prints_the_command(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,7 @@ def test_a_context_that_the_kv_pool_cannot_hold_is_refused_and_never_the_default
         ({"page_size": 64, "chunked_prefill_tokens": 100}, "chunked_prefill_tokens is 100; it must be a multiple of"),
         ({"page_size": 64, "kv_tokens": 191}, "kv_tokens is 191; it must be at least three pages, 192"),
         ({"state_slots": 3}, "state_slots is 3; one running request alone takes up to 4"),
+        ({"pp": 5}, "pp is 5; the model has 4 layers: ask for at most that"),
         ({"port": 4000, "engine_port": 4000}, "port and engine_port are both 4000"),
     ],
 )
@@ -80,6 +81,18 @@ def test_sizes_and_ports_that_exclude_each_other_are_refused(
     checkpoint: Path, values: dict[str, object], expected: str
 ) -> None:
     assert expected in refusal(checkpoint, **values)
+
+
+@pytest.mark.parametrize(
+    ("tp", "ep", "expected"),
+    [
+        (2, 4, "ep is 4; it must divide tp, 2: with tp 2 choose one of 1, 2"),
+        (6, 6, "ep is 6; it must divide the model's 8 experts: with tp 6 choose one of 1, 2"),
+    ],
+)
+def test_expert_groups_that_do_not_come_out_even_are_refused(checkpoint: Path, tp: int, ep: int, expected: str) -> None:
+    assert expected in refusal(checkpoint, tp=tp, ep=ep)
+    assert resolved(checkpoint, tp=tp, ep=2).settings.ep == 2
 
 
 def test_two_free_ports_are_never_the_same(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

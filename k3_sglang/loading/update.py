@@ -1,0 +1,100 @@
+"""Weights of a running engine replaced from disk: all of them, or none.
+
+SGLang writes a new checkpoint over the old one tensor by tensor, and reads the new one again when that fails. Around
+its update, for our model class:
+
+1. before anything is written, the new checkpoint's headers and dimensions are compared with what the model needs;
+2. when reading fails after all (a damaged file), on any rank, every rank loads the previous checkpoint again;
+3. when that fails too, the model stays marked as incomplete and refuses to compute: the engine ends with that message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from k3_sglang.compat import get_parallel
+from k3_sglang.config import ConfigError, K3Config, TextConfig
+from k3_sglang.loading.headers import checkpoint_problems
+
+logger = logging.getLogger(__name__)
+
+Outcome = tuple[bool, str]
+
+INCOMPLETE = "The model is incomplete: load a whole checkpoint, or the engine ends with the next request."
+
+
+def update_all_or_nothing(
+    original: Callable[..., Outcome],
+    updater: Any,
+    model_path: str,
+    load_format: str,
+    weight_name_filter: Callable[[str], bool] | None = None,
+    **options: Any,
+) -> Outcome:
+    """Around SGLang's ``WeightUpdater.update_weights_from_disk``: (success, message), as it returns them."""
+    model, config = updater.get_model(), updater.model_config
+    reason = _refusal(model.model.k3, model_path, load_format, partial=weight_name_filter is not None)
+    if reason is not None:
+        return False, f"no weights were changed: {reason}"
+    previous = config.model_path if model.from_checkpoint else None
+    before = config.model_path
+    success, message = _attempt(original, updater, model_path, load_format, **options)
+    if _on_every_rank(success):
+        return success, message
+    if success:
+        message = "Another rank could not load the new checkpoint; its log says why."
+    config.model_path = before
+    if previous is None:
+        model.complete = False
+        return False, f"{message} There were no weights of a checkpoint before. {INCOMPLETE}"
+    restored, why_not = _attempt(original, updater, previous, load_format, **options)
+    if _on_every_rank(restored):
+        return False, f"{message} The previous weights, of {previous}, were loaded again."
+    model.complete = False
+    return False, f"{message} The previous weights, of {previous}, could not be loaded again: {why_not} {INCOMPLETE}"
+
+
+def _refusal(running: TextConfig, model_path: str, load_format: str, *, partial: bool) -> str | None:
+    """Why this update is not begun; the same on every rank."""
+    if get_parallel().pp_size > 1:
+        return "pipeline stages cannot agree on one set of weights; start the engine again with the new checkpoint"
+    if load_format not in ("auto", "safetensors"):
+        return f"load_format is {load_format!r}; allowed: 'auto', 'safetensors'"
+    if partial:
+        return "a part of the tensors was asked for; this model takes whole checkpoints only"
+    directory = Path(model_path)
+    try:
+        new = K3Config.from_dir(directory).text
+    except ConfigError as error:
+        return str(error)
+    for field in fields(TextConfig):
+        had, has = getattr(running, field.name), getattr(new, field.name)
+        if had != has:
+            return f"{directory / 'config.json'}: {field.name} is {has!r}, the running model has {had!r}"
+    problems = checkpoint_problems(directory)
+    return "; ".join(problems) or None
+
+
+def _attempt(original: Callable[..., Outcome], updater: Any, path: str, load_format: str, **options: Any) -> Outcome:
+    """One try; SGLang's own second reading of a damaged checkpoint raises out of it."""
+    try:
+        return original(updater, path, load_format, **options)
+    except (ValueError, OSError, RuntimeError) as error:
+        logger.error("reading %s failed: %s", path, error)
+        return False, f"{error}."
+
+
+def _on_every_rank(success: bool) -> bool:
+    """Whether it holds on all tensor-parallel ranks; a damaged expert may be held by one of them only."""
+    parallel = get_parallel()
+    if parallel.tp_size == 1:
+        return success
+    everyone = torch.tensor([int(success)])
+    torch.distributed.all_reduce(everyone, torch.distributed.ReduceOp.MIN, group=parallel.tp_group.cpu_group)
+    return bool(everyone.item())
