@@ -30,7 +30,9 @@ UPSTREAM: dict[str, str] = {
     # configuration
     "ServerArgs": "sglang.srt.server_args:ServerArgs",
     "KimiLinearConfig": "sglang.srt.configs.kimi_linear:KimiLinearConfig",
+    "get_model": "sglang.srt.runtime_context:get_model",
     "get_parallel": "sglang.srt.runtime_context:get_parallel",
+    "get_serving": "sglang.srt.runtime_context:get_serving",
     # model building blocks
     "RadixAttention": "sglang.srt.layers.radix_attention:RadixAttention",
     "RadixLinearAttention": "sglang.srt.layers.radix_linear_attention:RadixLinearAttention",
@@ -38,6 +40,18 @@ UPSTREAM: dict[str, str] = {
     "ParallelLMHead": "sglang.srt.layers.vocab_parallel_embedding:ParallelLMHead",
     "VocabParallelEmbedding": "sglang.srt.layers.vocab_parallel_embedding:VocabParallelEmbedding",
     "tensor_model_parallel_all_reduce": "sglang.srt.distributed:tensor_model_parallel_all_reduce",
+    # images
+    "BaseMultimodalProcessor": "sglang.srt.multimodal.processors.base_processor:BaseMultimodalProcessor",
+    "Modality": "sglang.srt.managers.schedule_batch:Modality",
+    "MultimodalDataItem": "sglang.srt.managers.schedule_batch:MultimodalDataItem",
+    "MultimodalProcessorOutput": "sglang.srt.managers.schedule_batch:MultimodalProcessorOutput",
+    "PROCESSOR_MAPPING": "sglang.srt.managers.multimodal_processor:PROCESSOR_MAPPING",
+    "pad_mm_tokens": "sglang.srt.managers.mm_utils:pad_mm_tokens",
+    "prepare_mm_inputs": "sglang.srt.managers.mm_utils:prepare_mm_inputs",
+    # server
+    "ServerStatus": "sglang.srt.managers.tokenizer_manager:ServerStatus",
+    "http_server_state": "sglang.srt.entrypoints.http_server:_global_state",
+    "kill_process_tree": "sglang.srt.utils.common:kill_process_tree",
     # attention backends and pools
     "AttentionBackend": "sglang.srt.layers.attention.base_attn_backend:AttentionBackend",
     "MambaAttnBackendBase": "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase",
@@ -46,6 +60,10 @@ UPSTREAM: dict[str, str] = {
 HOOK_TARGETS: dict[str, str] = {
     "model_config": "sglang.srt.configs.model_config.ModelConfig.__init__",
     "get_tokenizer": "sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer",
+    "get_processor": "sglang.srt.utils.hf_transformers.processor.get_processor",
+    "import_processors": "sglang.srt.managers.multimodal_processor.import_processors",
+    "tokenize_one_request": "sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_one_request",
+    "wait_and_warmup": "sglang.srt.entrypoints.http_server._wait_and_warmup",
     "get_quantization_config": "sglang.srt.model_loader.loader._get_quantization_config",
     "KDAAttnBackend": "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend",
     "cuda_host_register": "sglang.srt.mem_cache.pool_host.common._cuda_host_register",

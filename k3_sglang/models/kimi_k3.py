@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from array import array
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from k3_sglang.compat import LogitsProcessor, get_parallel, tensor_model_parallel_all_reduce
+from k3_sglang.compat import LogitsProcessor, get_model, get_parallel, pad_mm_tokens, tensor_model_parallel_all_reduce
 from k3_sglang.config import TextConfig
 from k3_sglang.costs import expert_parameters
 from k3_sglang.layers.decoder import K3TextModel
@@ -17,6 +18,8 @@ from k3_sglang.layers.expert_weights import ExpertFormat, choose_format
 from k3_sglang.layers.parallel import Ranks
 from k3_sglang.loading.slots import load_all
 from k3_sglang.loading.table import PREFIX, VISION_PREFIXES, build_table
+from k3_sglang.processors.embedding import ImageInputs
+from k3_sglang.vision.support import image_support, why_text_only
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ def expert_format(config: TextConfig, ranks: Ranks) -> ExpertFormat:
 
 
 class KimiK3ForConditionalGeneration(torch.nn.Module):
-    """SGLang entry class for release checkpoints (``architectures[0]`` of the outer config); serves text."""
+    """SGLang entry class for release checkpoints (``architectures[0]`` of the outer config), images included."""
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "", **_: Any) -> None:
         super().__init__()
@@ -61,6 +64,12 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         k3, ranks = TextConfig.from_dict(text.to_dict()), _ranks()
         self.model = K3TextModel(k3, ranks, expert_format(k3, ranks))
         self.logits_processor = LogitsProcessor(text)
+        self.why_text_only = why_text_only(get_model().model_path)
+        self.images = None if self.why_text_only else ImageInputs(image_support(get_model().model_path).vision)
+
+    def pad_input_ids(self, input_ids: array[int], mm_inputs: Any) -> array[int]:
+        """Prompt ids with placeholders replaced by values of each picture's content (SGLang's prefix cache keys)."""
+        return pad_mm_tokens(input_ids, mm_inputs)
 
     def get_input_embeddings(self) -> torch.nn.Module:
         """The embedding module (SGLang asks for it)."""
@@ -76,6 +85,8 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
     ) -> Any:
         """One engine step over the packed tokens of a batch; ``positions`` is unused, K3 has no positional encoding."""
         with torch.inference_mode():
+            if self.images is not None and input_embeds is None:
+                input_embeds = self.images.embed(input_ids, forward_batch, self)
             hidden = self.model(input_ids, forward_batch, input_embeds)
         # Outside inference mode: the sampler scales the logits in place.
         return self.logits_processor(input_ids, hidden, self.model.lm_head, forward_batch)
@@ -87,24 +98,27 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
             CheckpointError: tensors are missing, unknown, repeated or misshaped.
         """
         skipped = 0
+        slots = build_table(self.model) | ({} if self.images is None else self.images.slots())
 
-        def text_tensors() -> Iterable[tuple[str, torch.Tensor]]:
+        def wanted() -> Iterable[tuple[str, torch.Tensor]]:
             nonlocal skipped
             for name, tensor in weights:
-                if name.startswith(VISION_PREFIXES):
-                    skipped += 1
-                else:
+                if not name.startswith(VISION_PREFIXES):
                     yield self.checkpoint_name(name), tensor
+                elif self.images is not None:
+                    yield name, tensor
+                else:
+                    skipped += 1
 
         try:
             with torch.no_grad():
-                count = load_all(build_table(self.model), text_tensors(), "checkpoint")
+                count = load_all(slots, wanted(), "checkpoint")
         finally:  # also after a failed update of a running engine: what was derived must fit what is there
             for layer in self.model.stack:
                 layer.weights_changed()
-        logger.info("loaded %d text tensors", count)
+        logger.info("loaded %d tensors", count)
         if skipped:
-            logger.warning("%d image-tower tensors not loaded: this model class serves text only", skipped)
+            logger.warning("%d image-tower tensors not loaded, text only: %s", skipped, self.why_text_only)
 
     @staticmethod
     def checkpoint_name(name: str) -> str:
