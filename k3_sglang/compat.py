@@ -39,6 +39,7 @@ UPSTREAM: dict[str, str] = {
     "get_exec": "sglang.srt.runtime_context:get_exec",
     "get_schedule": "sglang.srt.runtime_context:get_schedule",
     "attention_backends": "sglang.srt.runtime_context:attention_backends",
+    "get_serving": "sglang.srt.runtime_context:get_serving",
     # model building blocks
     "RadixAttention": "sglang.srt.layers.radix_attention:RadixAttention",
     "RadixLinearAttention": "sglang.srt.layers.radix_linear_attention:RadixLinearAttention",
@@ -57,6 +58,18 @@ UPSTREAM: dict[str, str] = {
     "get_pp_indices": "sglang.srt.distributed.utils:get_pp_indices",
     "PPMissingLayer": "sglang.srt.layers.utils:PPMissingLayer",
     "PPProxyTensors": "sglang.srt.model_executor.forward_batch_info:PPProxyTensors",
+    # images
+    "BaseMultimodalProcessor": "sglang.srt.multimodal.processors.base_processor:BaseMultimodalProcessor",
+    "Modality": "sglang.srt.managers.schedule_batch:Modality",
+    "MultimodalDataItem": "sglang.srt.managers.schedule_batch:MultimodalDataItem",
+    "MultimodalProcessorOutput": "sglang.srt.managers.schedule_batch:MultimodalProcessorOutput",
+    "PROCESSOR_MAPPING": "sglang.srt.managers.multimodal_processor:PROCESSOR_MAPPING",
+    "pad_mm_tokens": "sglang.srt.managers.mm_utils:pad_mm_tokens",
+    "prepare_mm_inputs": "sglang.srt.managers.mm_utils:prepare_mm_inputs",
+    # server
+    "ServerStatus": "sglang.srt.managers.tokenizer_manager:ServerStatus",
+    "http_server_state": "sglang.srt.entrypoints.http_server:_global_state",
+    "kill_process_tree": "sglang.srt.utils.common:kill_process_tree",
     # attention backends and pools
     "get_token_to_kv_pool": "sglang.srt.model_executor.forward_context:get_token_to_kv_pool",
     "KVWriteLoc": "sglang.srt.mem_cache.memory_pool:KVWriteLoc",
@@ -67,6 +80,10 @@ UPSTREAM: dict[str, str] = {
 HOOK_TARGETS: dict[str, str] = {
     "model_config": "sglang.srt.configs.model_config.ModelConfig.__init__",
     "get_tokenizer": "sglang.srt.utils.hf_transformers.tokenizer.get_tokenizer",
+    "get_processor": "sglang.srt.utils.hf_transformers.processor.get_processor",
+    "import_processors": "sglang.srt.managers.multimodal_processor.import_processors",
+    "tokenize_one_request": "sglang.srt.managers.tokenizer_manager.TokenizerManager._tokenize_one_request",
+    "wait_and_warmup": "sglang.srt.entrypoints.http_server._wait_and_warmup",
     "get_quantization_config": "sglang.srt.model_loader.loader._get_quantization_config",
     "initialize_dummy_weights": "sglang.srt.model_loader.loader.initialize_dummy_weights",
     "update_weights_from_disk": (

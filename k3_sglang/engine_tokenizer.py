@@ -121,14 +121,3 @@ def is_k3_directory(name: str) -> bool:
     """Whether a checkpoint has its vocabulary in K3's format, so that this tokenizer serves it."""
     directory = Path(name)
     return (directory / VOCABULARY_FILE).is_file() and not (directory / "tokenizer.json").exists()
-
-
-def text_only_hook(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Before SGLang's ``ModelConfig``: no image processor for K3 unless asked for, on any device.
-
-    Upstream's wants the checkpoint's own code, which is never run; gateway and tokenizer handle text only.
-    """
-    path = kwargs.get("model_path", args[1] if len(args) > 1 else None)
-    if kwargs.get("enable_multimodal") is None and isinstance(path, str) and is_k3_directory(path):
-        kwargs["enable_multimodal"] = False
-    return args, kwargs

@@ -43,6 +43,7 @@ def uses_own_model() -> bool:
 def register() -> None:
     """Register model, backends, tokenizer and announcements with SGLang."""
     _register_tokenizer()
+    _register_images(uses_own_model())
     _register_text_architecture()
     _register_announcements()
     if uses_own_model():
@@ -58,10 +59,24 @@ def register() -> None:
 
 
 def _register_tokenizer() -> None:
-    from k3_sglang.engine_tokenizer import get_tokenizer_hook, text_only_hook
+    from k3_sglang.engine_tokenizer import get_tokenizer_hook
 
     compat.HookRegistry.register(compat.HOOK_TARGETS["get_tokenizer"], get_tokenizer_hook, compat.HookType.AROUND)
-    compat.HookRegistry.register(compat.HOOK_TARGETS["model_config"], text_only_hook, compat.HookType.BEFORE)
+
+
+def _register_images(own_model: bool) -> None:
+    from k3_sglang.processors.hooks import ImageHooks
+
+    hooks = ImageHooks(own_model)
+    for name, hook in {"get_processor": hooks.get_processor, "import_processors": hooks.import_processors}.items():
+        compat.HookRegistry.register(compat.HOOK_TARGETS[name], hook, compat.HookType.AROUND)
+    before: dict[str, Callable[..., Any]] = {
+        "model_config": hooks.model_config,
+        "tokenize_one_request": hooks.tokenize_one_request,
+        "wait_and_warmup": hooks.wait_and_warmup,
+    }
+    for name, hook in before.items():
+        compat.HookRegistry.register(compat.HOOK_TARGETS[name], hook, compat.HookType.BEFORE)
 
 
 def _register_text_architecture() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 def model_facts(runner: Any) -> dict[str, Any]:
     """Class, architecture, size and placement of the model a runner loaded."""
     model = runner.model
+    images = getattr(model, "images", None)
     return {
         "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
         "architecture": runner.model_config.hf_config.architectures[0],
@@ -16,6 +17,7 @@ def model_facts(runner: Any) -> dict[str, Any]:
         "vocab_size": int(runner.model_config.vocab_size),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
+        "image_parameters": 0 if images is None else sum(parameter.numel() for parameter in images.parameters()),
         "dtype": str(runner.dtype).removeprefix("torch."),
         "device": str(runner.device),
         "attention_backend": type(runner.attn_backend).__name__,

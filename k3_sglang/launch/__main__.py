@@ -69,6 +69,7 @@ def serve(resolved: Resolved, folder: Path, output: console.Console) -> int:
         engine_url=resolved.engine_url,
         announce_dir=announce_dir,
         own_model=resolved.own_model,
+        images=resolved.why_text_only is None,
         device=resolved.device,
         start_timeout_s=resolved.settings.start_timeout_s,
         stop_grace_s=resolved.settings.stop_grace_s,

@@ -89,11 +89,12 @@ async def server_info(engine_url: str) -> dict[str, Any]:
     return cast("dict[str, Any]", body)
 
 
-def engine_facts(announcements: Sequence[Announcement], *, own_model: bool, device: str) -> EngineFacts:
+def engine_facts(announcements: Sequence[Announcement], *, own_model: bool, images: bool, device: str) -> EngineFacts:
     """Judge the announcements.
 
     Args:
         own_model: the model class must come from this package.
+        images: pictures must be served: a processor prepares them and the model has an encoder.
         device: ``cpu`` or ``cuda``; the model must be there.
 
     Raises:
@@ -102,7 +103,7 @@ def engine_facts(announcements: Sequence[Announcement], *, own_model: bool, devi
     by_kind: dict[str, list[Announcement]] = {}
     for announcement in announcements:
         by_kind.setdefault(announcement.kind, []).append(announcement)
-    for kind in ("plugin", "model", "pools"):
+    for kind in ("plugin", "model", "pools", *(["images"] if images else [])):
         if kind not in by_kind:
             raise NotReady(
                 f"no engine process announced {kind!r}: the plugin did not run there; SGLang logs and skips a plugin "
@@ -112,6 +113,11 @@ def engine_facts(announcements: Sequence[Announcement], *, own_model: bool, devi
     model_class = str(model.get("model_class"))
     if own_model and not model_class.startswith(OUR_PACKAGE):
         raise NotReady(f"engine serves {model_class}, expected a class of {OUR_PACKAGE[:-1]}; check model_impl")
+    if bool(model.get("image_parameters")) != images:
+        raise NotReady(
+            f"engine loaded an image encoder of {model.get('image_parameters')} parameters, expected "
+            f"{'one' if images else 'none'}; check model_impl and the flags of the engine mapping"
+        )
     if not str(model.get("device")).startswith(device):
         raise NotReady(f"engine put the model on {model.get('device')!r}, expected {device!r}; check --device")
     return EngineFacts(

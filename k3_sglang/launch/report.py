@@ -40,6 +40,7 @@ def running_rows(resolved: Resolved, facts: EngineFacts) -> list[Row]:
     capped = f" ({asked} asked for; the pools allow no more)" if asked is not None and running != asked else ""
     return [
         ("model class", f"{model.get('model_class')} ({model.get('dtype')} on {model.get('device')})"),
+        ("images", images(resolved, facts)),
         ("attention", str(model.get("attention_backend"))),
         ("KV pool", kv),
         ("state pool", states),
@@ -55,6 +56,13 @@ def ranks(resolved: Resolved) -> str:
     groups = f", whole experts in {resolved.settings.ep} groups" if resolved.settings.ep > 1 else ""
     stages = f" in each of {resolved.settings.pp} pipeline stages" if resolved.settings.pp > 1 else ""
     return f"{resolved.settings.tp} rank(s){stages}{groups}"
+
+
+def images(resolved: Resolved, facts: EngineFacts) -> str:
+    """Whether pictures are served, and the size of what encodes them."""
+    if resolved.why_text_only is not None:
+        return f"off: {resolved.why_text_only}"
+    return f"on, encoder of {count(int(facts.model.get('image_parameters', 0)))} parameters"
 
 
 def command_lines(command: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from k3_sglang.config import ConfigError, K3Config
 from k3_sglang.launch.settings import LaunchSettings, SettingsError
+from k3_sglang.vision.support import image_support, why_text_only
 
 LOOPBACK = "127.0.0.1"
 
@@ -49,6 +50,8 @@ class Resolved:
     """Whether the scheduler prepares the next step while one runs."""
     constrain: bool
     """Whether the gateway decodes every request under a turn grammar."""
+    why_text_only: str | None
+    """Why images are refused; None when they are served."""
 
     @property
     def own_model(self) -> bool:
@@ -79,19 +82,20 @@ def resolve(settings: LaunchSettings) -> Resolved:
         SettingsError: no such model, a context longer than the model's, settings that contradict each other.
     """
     device = resolve_device(settings.device)
+    cpu = device == "cpu"
     if settings.model_impl == "sglang" and device == "cpu":
         raise SettingsError("model_impl is 'sglang', whose K3 needs a GPU; on device cpu use 'auto' or 'plugin'")
     check_experts(settings, device)
     model_dir = resolve_model(settings.model)
     try:
         config = K3Config.from_dir(model_dir)
+        text_only = resolve_images(model_dir, own_model=settings.model_impl == "plugin" or cpu)
     except ConfigError as error:
         raise SettingsError(f"model {settings.model!r} cannot be served: {error}") from error
     check_expert_groups(settings.tp, settings.ep, config.text.moe.num_experts)
     if settings.pp > config.text.num_layers:
         raise SettingsError(f"pp is {settings.pp}; the model has {config.text.num_layers} layers: ask for at most that")
     untrained = settings.model == "tiny"
-    cpu = device == "cpu"
     kv_tokens = settings.kv_tokens or (CPU_KV_TOKENS if cpu else None)
     page_size = settings.page_size or (CPU_PAGE_SIZE if cpu else None)
     chunked_prefill_tokens = settings.chunked_prefill_tokens or (CPU_CHUNKED_PREFILL_TOKENS if cpu else None)
@@ -117,6 +121,7 @@ def resolve(settings: LaunchSettings) -> Resolved:
         chunked_prefill_tokens=chunked_prefill_tokens,
         overlap=not cpu if settings.overlap == "auto" else settings.overlap == "on",
         constrain=untrained if settings.constrain == "auto" else settings.constrain == "on",
+        why_text_only=text_only,
     )
 
 
@@ -156,6 +161,20 @@ def resolve_model(model: str) -> Path:
             "files of a K3 checkpoint, or `tiny`"
         )
     return directory.resolve()
+
+
+def resolve_images(model_dir: Path, *, own_model: bool) -> str | None:
+    """Why this launch takes text only, or None when it takes images too.
+
+    Raises:
+        ConfigError: the checkpoint describes an image tower or preprocessing that is not supported.
+    """
+    if not own_model:
+        return "SGLang's own K3 prepares pictures with code from the checkpoint, which is never run"
+    reason = why_text_only(model_dir)
+    if reason is None:
+        image_support(model_dir)
+    return reason
 
 
 def largest_request(kv_tokens: int | None, page_size: int | None) -> int | None:

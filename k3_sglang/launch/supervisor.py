@@ -61,6 +61,7 @@ class Servers:
     engine_url: str
     announce_dir: Path
     own_model: bool
+    images: bool
     device: str
     start_timeout_s: float
     stop_grace_s: float
@@ -126,7 +127,7 @@ class Supervisor:
         self._console.progress("starting the engine")
         await self._start_program(servers.engine)
         announced = read_announcements(servers.announce_dir)
-        facts = engine_facts(announced, own_model=servers.own_model, device=servers.device)
+        facts = engine_facts(announced, own_model=servers.own_model, images=servers.images, device=servers.device)
         self._watched = engine_processes(facts, self._children[0].pid)
         facts = replace(facts, server=await self._while_alive(server_info(servers.engine_url)))
         self._console.progress("starting the gateway")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from array import array
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 from k3_sglang.compat import (
     LogitsProcessor,
     PPProxyTensors,
+    get_model,
     get_parallel,
     get_pp_indices,
+    pad_mm_tokens,
     tensor_model_parallel_all_reduce,
 )
 from k3_sglang.config import TextConfig
@@ -25,6 +28,8 @@ from k3_sglang.layers.parallel import Ranks, Stage
 from k3_sglang.loading.progress import followed
 from k3_sglang.loading.slots import load_all
 from k3_sglang.loading.table import PREFIX, VISION_PREFIXES, build_table
+from k3_sglang.processors.embedding import ImageInputs
+from k3_sglang.vision.support import image_support, why_text_only
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +69,7 @@ def expert_format(config: TextConfig, ranks: Ranks, stage: Stage) -> ExpertForma
 
 
 class KimiK3ForConditionalGeneration(torch.nn.Module):
-    """SGLang entry class for release checkpoints (``architectures[0]`` of the outer config); serves text."""
+    """SGLang entry class for release checkpoints (``architectures[0]`` of the outer config), images included."""
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = "", **_: Any) -> None:
         super().__init__()
@@ -79,10 +84,18 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         self.model = K3TextModel(k3, ranks, expert_format(k3, ranks, stage), stage)
         self.start_layer, self.end_layer = stage.layers.start, stage.layers.stop
         self.logits_processor = LogitsProcessor(text)
+        self.why_text_only = why_text_only(get_model().model_path)
+        wanted = stage.first and self.why_text_only is None
+        self.images = ImageInputs(image_support(get_model().model_path).vision) if wanted else None
+        """Embeds pictures; only the first pipeline stage does."""
         self.complete = False
         """Whether every parameter holds a value, all of them of one checkpoint (or all of them dummies)."""
         self.from_checkpoint = False
         """Whether these values were read from a checkpoint, which could be read again."""
+
+    def pad_input_ids(self, input_ids: array[int], mm_inputs: Any) -> array[int]:
+        """Prompt ids with placeholders replaced by values of each picture's content (SGLang's prefix cache keys)."""
+        return pad_mm_tokens(input_ids, mm_inputs)
 
     def get_input_embeddings(self) -> torch.nn.Module:
         """The embedding module (SGLang asks for it)."""
@@ -108,6 +121,8 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         if pp_proxy_tensors is not None:
             handed = Handover(pp_proxy_tensors["hidden_states"], pp_proxy_tensors["attn_res_bank"])
         with torch.inference_mode():
+            if self.images is not None and input_embeds is None:
+                input_embeds = self.images.embed(input_ids, forward_batch, self)
             hidden = self.model(input_ids, forward_batch, input_embeds, handed)
         if isinstance(hidden, Handover):
             return PPProxyTensors({"hidden_states": hidden.stream, "attn_res_bank": hidden.frozen.contiguous()})
@@ -121,24 +136,26 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
             CheckpointError: tensors are missing, unknown, repeated or misshaped.
         """
         skipped = 0
+        slots = build_table(self.model) | ({} if self.images is None else self.images.slots())
 
-        def text_tensors() -> Iterable[tuple[str, torch.Tensor]]:
+        def wanted() -> Iterable[tuple[str, torch.Tensor]]:
             nonlocal skipped
             for name, tensor in weights:
-                if name.startswith(VISION_PREFIXES):
-                    skipped += 1
-                else:
+                if not name.startswith(VISION_PREFIXES):
                     yield self.checkpoint_name(name), tensor
+                elif self.images is not None:
+                    yield name, tensor
+                else:
+                    skipped += 1
 
-        table = build_table(self.model)
         self.complete = self.from_checkpoint = False
         with torch.no_grad():
-            count = load_all(table, followed(text_tensors(), len(table)), "checkpoint")
+            count = load_all(slots, followed(wanted(), len(slots)), "checkpoint")
         self.post_load_weights()
         self.from_checkpoint = True
-        logger.info("loaded %d text tensors", count)
-        if skipped:
-            logger.warning("%d image-tower tensors not loaded: this model class serves text only", skipped)
+        logger.info("loaded %d tensors", count)
+        if skipped and self.why_text_only is not None:
+            logger.warning("%d image-tower tensors not loaded, text only: %s", skipped, self.why_text_only)
 
     def post_load_weights(self) -> None:
         """What follows on filling the parameters, by whatever loader; SGLang calls it after dummy and sharded loads."""

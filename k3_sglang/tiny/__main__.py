@@ -20,7 +20,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     command = commands.add_parser("build", help="write the checkpoint to a directory")
-    command.description = "Write config, weights (3 shards), index, vocabulary and tokenizer files. Text only."
+    command.description = "Write config, weights (3 shards), index, vocabulary, tokenizer and image files."
     command.add_argument("directory", type=Path, metavar="DIR", help="created when missing; must be empty")
     command.add_argument("--seed", type=int, default=0, help="one seed always gives the same bytes (default: 0)")
     command.add_argument("--force", action="store_true", help="overwrite a checkpoint that is already in DIR")

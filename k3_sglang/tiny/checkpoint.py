@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from k3_sglang.tiny.recipe import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
+from k3_sglang.tiny.recipe import CONFIG, GENERATION_CONFIG, PREPROCESSOR_CONFIG, TOKENIZER_CONFIG
+from k3_sglang.vision.config import PREPROCESSOR_FILE
 
 CACHE_VARIABLE: Final = "K3_SGLANG_CACHE"
 """Variable that names the cache directory; default ``$XDG_CACHE_HOME/k3_sglang``, then ``~/.cache/k3_sglang``."""
@@ -48,6 +49,7 @@ def build(directory: str | Path, seed: int = 0, *, force: bool = False) -> Path:
     shutil.copyfile(VOCABULARY, target / "tiktoken.model")
     _write_json(target / "tokenizer_config.json", TOKENIZER_CONFIG)
     _write_json(target / "generation_config.json", GENERATION_CONFIG)
+    _write_json(target / PREPROCESSOR_FILE, PREPROCESSOR_CONFIG)
     _write_json(target / "config.json", CONFIG)
     return target
 
@@ -128,7 +130,7 @@ def _write_shards(target: Path, seed: int) -> None:
 
 
 def _shard_of(name: str, layers: int) -> int:
-    """0-based shard of a tensor: embedding and layer 0, the first half of the rest, the second half and the head."""
+    """0-based shard of a tensor: embedding and layer 0, half of the others, the rest with head and image tower."""
     if ".layers." not in name:
         return 0 if "embed_tokens" in name else _SHARDS - 1
     layer = int(name.split(".layers.")[1].split(".")[0])

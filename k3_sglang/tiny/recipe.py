@@ -1,6 +1,6 @@
 """What the tiny K3 consists of, without its numbers: configuration files and control tokens. Standard library only.
 
-The layout is the release's. The image tower is left out: no ``vision_config``, no vision tensors, text only.
+The layout is the release's, the image tower and its projector included.
 """
 
 from __future__ import annotations
@@ -134,6 +134,34 @@ _TEXT: Final = {
     "quantization_config": _QUANTIZATION,
 }
 
+_VISION: Final = {
+    "patch_size": 14,
+    "init_pos_emb_height": 16,
+    "init_pos_emb_width": 16,
+    "init_pos_emb_time": 4,
+    "pos_emb_type": "divided_fixed",
+    "pos_emb_interpolation_mode": "bilinear",
+    "patch_embed_proj_bias": False,
+    "vt_num_hidden_layers": 2,
+    "vt_hidden_size": 64,
+    "vt_intermediate_size": 128,
+    "vt_num_attention_heads": 3,
+    "qkv_hidden_size": 96,
+    "attn_bias": False,
+    "linear_bias": False,
+    "norm_type": "rmsnorm",
+    "mlp_type": "mlp2",
+    "activation_func": "gelu_pytorch_tanh",
+    "merge_kernel_size": [2, 2],
+    "merge_type": "sd2_tpool",
+    "video_attn_type": "spatial_temporal",
+    "mm_projector_type": "patchmergerv2",
+    "mm_hidden_size": 64,
+    "projector_hidden_act": "gelu",
+    "projector_ln_eps": 1e-05,
+    "text_hidden_size": _TEXT["hidden_size"],
+}
+
 CONFIG: Final[dict[str, Any]] = {
     **_IDS,
     "architectures": [ARCHITECTURE],
@@ -144,8 +172,30 @@ CONFIG: Final[dict[str, Any]] = {
     "media_placeholder_token_id": special_id("<|media_pad|>"),
     "tie_word_embeddings": False,
     "text_config": _TEXT,
+    "vision_config": _VISION,
 }
 """``config.json``. The release's ``auto_map`` is left out: it names Python files that this directory does not hold."""
+
+PREPROCESSOR_CONFIG: Final[dict[str, Any]] = {
+    "media_proc_cfg": {
+        "patch_size": 14,
+        "merge_kernel_size": 2,
+        "in_patch_limit": 65_536,
+        "patch_limit_on_one_side": 512,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "fixed_output_tokens": None,
+        "transparent_bg_fill_stage": "after_resize",
+        "transparent_bg_config": {
+            "pattern": "chessboard",
+            "chessboard_square_size": 8,
+            "chessboard_square_on_top_left": True,
+            "chessboard_white_value": 255,
+            "chessboard_gray_value": 180,
+        },
+    }
+}
+"""``preprocessor_config.json``: the release's rules for pictures."""
 
 GENERATION_CONFIG: Final[dict[str, Any]] = {**_IDS, "do_sample": True, "temperature": 1.0, "top_p": 0.95}
 """``generation_config.json``: the sampling the release recommends."""

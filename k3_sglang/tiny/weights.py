@@ -18,6 +18,7 @@ from k3_sglang.config import K3Config
 from k3_sglang.kernels.mxfp4 import encode
 from k3_sglang.tiny.recipe import CONFIG, VOCAB_SIZE, special_id
 from k3_sglang.tiny.vocabulary import BASE_TOKENS
+from k3_sglang.vision.config import VisionConfig
 
 PREFIX = "language_model."
 """Prefix of every text tensor in the release."""
@@ -51,7 +52,7 @@ class _Source:
 
 
 def tensors(seed: int) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of the checkpoint as (name, tensor), embedding first, layers in order, head last."""
+    """All tensors of the checkpoint as (name, tensor): embedding, layers in order, head, image tower."""
     source = _Source(seed)
     text = K3Config.from_dict(CONFIG).text
     model, hidden = f"{PREFIX}model.", text.hidden_size
@@ -72,6 +73,7 @@ def tensors(seed: int) -> Iterator[tuple[str, Tensor]]:
     for name, head in _linear(source, f"{PREFIX}lm_head", text.vocab_size, hidden, std=2.0 / math.sqrt(hidden)):
         head[[token for token in range(BASE_TOKENS, VOCAB_SIZE) if token not in _WRITABLE_SPECIALS]] = 0
         yield name, head
+    yield from _image_tower(source)
 
 
 _Tensors = Iterator[tuple[str, Tensor]]
@@ -157,3 +159,26 @@ def _moe(source: _Source, name: str) -> _Tensors:
             packed, scale = encode(source.normal(full, (rows, columns), 1.5 / math.sqrt(columns)))
             yield f"{full}.weight_packed", packed
             yield f"{full}.weight_scale", scale
+
+
+def _image_tower(source: _Source) -> _Tensors:
+    """Tower and projector; features come out as large as embeddings, so that pictures matter as much as words."""
+    vision = VisionConfig.from_dict(CONFIG["vision_config"])
+    hidden, side = vision.hidden_size, vision.patch_size
+    patch = "vision_tower.patch_embed.proj.weight"
+    yield patch, source.normal(patch, (hidden, 3, side, side), 1.5 / math.sqrt(3 * side * side)).bfloat16()
+    positions = "vision_tower.patch_embed.pos_emb.weight"
+    shape = (vision.pos_emb_height, vision.pos_emb_width, hidden)
+    yield positions, source.normal(positions, shape, 0.5).bfloat16()
+    for layer in range(vision.num_layers):
+        block = f"vision_tower.encoder.blocks.{layer}."
+        yield from _norm(source, f"{block}norm0", hidden)
+        yield from _linear(source, f"{block}wqkv", 3 * vision.qkv_size, hidden, gain=1.5)
+        yield from _linear(source, f"{block}wo", hidden, vision.qkv_size)
+        yield from _norm(source, f"{block}norm1", hidden)
+        yield from _linear(source, f"{block}mlp.fc0", vision.intermediate_size, hidden, gain=1.5)
+        yield from _linear(source, f"{block}mlp.fc1", hidden, vision.intermediate_size)
+    yield from _norm(source, "vision_tower.encoder.final_layernorm", hidden)
+    yield from _linear(source, "mm_projector.proj.0", vision.merged_size, vision.merged_size)
+    yield from _linear(source, "mm_projector.proj.2", vision.text_hidden_size, vision.merged_size)
+    yield from _norm(source, "mm_projector.post_norm", vision.text_hidden_size)

@@ -1,4 +1,4 @@
-"""Fixtures of the engine tests: one real server with the tiny model for the whole session."""
+"""Fixtures of the engine tests: a server with the tiny model and one with the golden checkpoint, for the session."""
 
 from __future__ import annotations
 
@@ -31,6 +31,26 @@ def stack(repository: Path) -> Iterator[Stack]:
 def engine(stack: Stack) -> Iterator[Engine]:
     """The session's engine with an empty prefix cache."""
     client = Engine(stack.engine_url)
+    with client.http:
+        client.flush()
+        yield client
+
+
+@pytest.fixture(scope="session")
+def golden_server(golden: Path) -> Iterator[Stack]:
+    """An engine in fp32 on the golden checkpoint; experts stay MXFP4, a prefill is cut every 64 tokens."""
+    arguments = ["--model", str(golden / "checkpoint"), "--device", "cpu", "--dtype", "float32", "--constrain", "off"]
+    arguments += ["--experts", "packed"]  # the tiny model of the other tests unpacks its own
+    arguments += ["--kv-tokens", "8192", "--state-slots", "48", "--max-running-requests", "4", "--page-size", "1"]
+    arguments += ["--chunked-prefill-tokens", "64", "--log-level", "warning"]
+    with running(arguments, *two_free_ports()) as started:
+        yield started
+
+
+@pytest.fixture
+def golden_engine(golden_server: Stack) -> Iterator[Engine]:
+    """The golden checkpoint's engine with an empty prefix cache."""
+    client = Engine(golden_server.engine_url)
     with client.http:
         client.flush()
         yield client

@@ -146,10 +146,13 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.http.close()
 
-    def generate(self, ids: Sequence[int], max_new_tokens: int = 16, **sampling: object) -> Generated:
-        """Greedy continuation unless ``sampling`` says otherwise; runs to the token limit."""
+    def generate(
+        self, ids: Sequence[int], max_new_tokens: int = 16, images: Sequence[str] = (), **sampling: object
+    ) -> Generated:
+        """Greedy continuation unless ``sampling`` says otherwise; runs to the token limit. ``images`` are data URLs."""
         parameters = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True, **sampling}
-        response = self.http.post("/generate", json={"input_ids": list(ids), "sampling_params": parameters})
+        body = {"input_ids": list(ids), "sampling_params": parameters, **_image_data(images)}
+        response = self.http.post("/generate", json=body)
         assert response.status_code == httpx.codes.OK, response.text
         return _generated(response.json())
 
@@ -169,8 +172,11 @@ class Engine:
                     begun.set()
         return tuple(output)
 
-    def prompt_logprobs(self, ids: Sequence[int]) -> list[float]:
-        """Log-probability of each prompt token but the first, computed in one prefill without any cached prefix."""
+    def prompt_logprobs(self, ids: Sequence[int], images: Sequence[str] = ()) -> list[float]:
+        """Log-probability of each prompt token but the first, computed without any cached prefix.
+
+        Those of a picture's tokens mean nothing: in their place the engine reports those of token 0 or the last one.
+        """
         response = self.http.post(
             "/generate",
             json={
@@ -178,6 +184,7 @@ class Engine:
                 "return_logprob": True,
                 "logprob_start_len": 0,
                 "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+                **_image_data(images),
             },
         )
         assert response.status_code == httpx.codes.OK, response.text
@@ -207,6 +214,10 @@ class Engine:
         while any((load := self.load()).values()):
             assert time.monotonic() < deadline, f"the engine never became idle: {load}"
             time.sleep(0.05)
+
+
+def _image_data(images: Sequence[str]) -> dict[str, object]:
+    return {"image_data": list(images)} if images else {}
 
 
 def _generated(body: dict[str, object]) -> Generated:

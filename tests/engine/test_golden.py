@@ -1,9 +1,8 @@
-"""The golden checkpoint in the release's layout, served by the engine, against values of the released reference."""
+"""Text prompts on the golden checkpoint, served by the engine, against values of the released reference."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.engine.conftest import two_free_ports
-from tests.engine.stack import Engine, running
+from tests.engine.stack import Engine
 
 PROMPTS = ("len1", "len7", "len64", "len200")
 MAX_LOGPROB_ERROR = 1e-3
@@ -28,19 +26,6 @@ def expected(golden: Path) -> dict[str, Any]:
 def logits(golden: Path) -> dict[str, torch.Tensor]:
     """The reference's fp32 logits at every prompt position."""
     return load_file(golden / "expected" / "text_logits.safetensors")
-
-
-@pytest.fixture(scope="module")
-def golden_engine(golden: Path) -> Iterator[Engine]:
-    """An engine in fp32 on the golden checkpoint, experts kept as MXFP4."""
-    engine_port, gateway_port = two_free_ports()
-    arguments = ["--model", str(golden / "checkpoint"), "--device", "cpu", "--dtype", "float32", "--constrain", "off"]
-    arguments += ["--experts", "packed"]  # the tiny model of the other tests unpacks its own
-    arguments += ["--kv-tokens", "8192", "--state-slots", "48", "--max-running-requests", "4", "--page-size", "1"]
-    with running([*arguments, "--log-level", "warning"], engine_port, gateway_port) as stack:
-        client = Engine(stack.engine_url)
-        with client.http:
-            yield client
 
 
 @pytest.mark.parametrize("name", PROMPTS)

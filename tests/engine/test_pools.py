@@ -1,6 +1,6 @@
-"""Pools that are too small, pages of 64 tokens, overlapped steps: the second server of the engine tests.
+"""Pools that are too small, pages of 64 tokens, overlapped steps, text only: the second server of the engine tests.
 
-The first one (``conftest.py``) runs as `make serve` does: large pools, page size 1, no overlap.
+The first one (``conftest.py``) runs as `make serve` does: large pools, page size 1, no overlap, images.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from k3_sglang.tiny import build
 from tests.engine.conftest import two_free_ports
 from tests.engine.stack import STOP_TIMEOUT_S, Engine, Stack, running
 from tests.engine.test_launch import FAILED, alive, descendants
@@ -30,7 +31,8 @@ DECODE_SNAPSHOT_TOKENS = 256
 """While decoding, the scheduler keeps the state each time a sequence's length is a multiple of this."""
 
 CONFIGURATION = f"""
-model: tiny
+model: {{model}}
+constrain: "on"
 device: cpu
 kv_tokens: {KV_TOKENS}
 state_slots: {STATE_SLOTS}
@@ -45,8 +47,10 @@ engine:
 
 @pytest.fixture(scope="module")
 def small_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    file = tmp_path_factory.mktemp("small") / "small.yaml"
-    file.write_text(CONFIGURATION, encoding="utf-8")
+    folder = tmp_path_factory.mktemp("small")
+    file, model = folder / "small.yaml", build(folder / "text-only")
+    (model / "preprocessor_config.json").unlink()
+    file.write_text(CONFIGURATION.format(model=model), encoding="utf-8")
     with running(["--config", str(file)], *two_free_ports()) as started:
         yield started
 
@@ -75,6 +79,18 @@ def test_the_server_runs_as_configured_and_says_how_many_requests_it_runs(small:
     assert f"{KV_TOKENS} tokens in pages of {PAGE_SIZE}" in table
     assert f"{CONTEXT_LEN} tokens" in table
     assert "4 (8 asked for; the pools allow no more)" in table
+
+
+def test_a_model_without_rules_for_pictures_serves_text_says_so_and_refuses_pictures(
+    small: Engine, small_stack: Stack
+) -> None:
+    table = "\n".join(small_stack.output)
+    assert "images            off: the checkpoint has no preprocessor_config.json" in table
+    assert "image-tower tensors not loaded, text only: the checkpoint has no preprocessor_config.json" in table
+    body = {"input_ids": [1, 2], "image_data": ["data:image/png;base64,AAAA"], "sampling_params": {"max_new_tokens": 1}}
+    response = small.http.post("/generate", json=body)
+    assert response.status_code == httpx.codes.BAD_REQUEST
+    assert "as text only" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("prompt_len", "new_tokens"), [(100, 300), (256, 1), (250, 7), (1, 520)])

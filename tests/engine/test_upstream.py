@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from k3_sglang import compat
-from k3_sglang.tiny import ensure
+from k3_sglang.tiny import build
 
 RESOLVE = """
 import json, pkgutil
@@ -117,18 +118,29 @@ def test_with_an_accelerator_upstreams_model_and_kernels_stay() -> None:
 
 
 MULTIMODAL = """
-import json, sys
+import json
 from sglang.srt.plugins import load_plugins
 load_plugins()
 from sglang.srt.configs.model_config import ModelConfig
-print(json.dumps({"multimodal": bool(ModelConfig(model_path=sys.argv[1], dtype="bfloat16").is_multimodal)}))
+def decided(directory, **choice):
+    return bool(ModelConfig(model_path=directory, dtype="bfloat16", **choice).is_multimodal)
 """
 
 
 @pytest.mark.parametrize("before", ["", PRETEND_ACCELERATOR], ids=["cpu", "accelerator"])
-def test_no_image_processor_that_needs_code_of_the_checkpoint_is_started(before: str) -> None:
-    code = before + MULTIMODAL.replace("sys.argv[1]", repr(str(ensure())))
-    assert run(code) == {"multimodal": False}
+def test_images_are_on_where_our_model_serves_a_checkpoint_that_has_what_they_need(before: str, tmp_path: Path) -> None:
+    """On an accelerator upstream's class is served, whose processor needs code of the checkpoint: text only."""
+    whole = build(tmp_path / "whole")
+    without_rules = Path(shutil.copytree(whole, tmp_path / "without_rules"))
+    (without_rules / "preprocessor_config.json").unlink()
+    without_tower = Path(shutil.copytree(whole, tmp_path / "without_tower"))
+    config = json.loads((whole / "config.json").read_text())
+    del config["vision_config"]
+    (without_tower / "config.json").write_text(json.dumps(config))
+    decisions = [f"decided({str(path)!r})" for path in (whole, without_rules, without_tower)]
+    decisions.append(f"decided({str(whole)!r}, enable_multimodal=False)")
+    found = run(f"{before}{MULTIMODAL}print(json.dumps([{', '.join(decisions)}]))")
+    assert found == [not before, False, False, False]
 
 
 def test_with_an_accelerator_our_model_class_can_be_chosen() -> None:

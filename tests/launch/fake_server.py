@@ -3,6 +3,7 @@
 Usage: fake_server.py PORT JOURNAL [WORD ...] with words
 
 - ``announce``: announce plugin, model and pools like an engine (``foreign``: with another package's model class)
+- ``images``: announce an image encoder and its processor too
 - ``worker``: start a child that stands for the scheduler and makes the announcements
 - ``helper``: start a child that announces the plugin only, as the detokenizer does
 - ``crash``: print and exit with code 3 instead of serving
@@ -51,7 +52,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def announce_engine(words: set[str]) -> None:
     """What the plugin says in the engine's processes."""
     announce("plugin")
-    announce("model", **(FOREIGN if "foreign" in words else MODEL))
+    if "images" in words:
+        announce("images")
+    model = FOREIGN if "foreign" in words else MODEL
+    announce("model", **model, image_parameters=1234 if "images" in words else 0)
     announce(
         "pools",
         kv_tokens=100,

@@ -65,6 +65,7 @@ def test_the_tables_show_model_device_pools_strategy_and_urls(checkpoint: Path) 
     rows = dict(report.plan_rows(resolved) + report.running_rows(resolved, facts))
     assert rows["model"].startswith("small-k3 (3 KDA + 1 MLA layers, ")
     assert rows["device"] == "cpu, 1 rank(s)"
+    assert rows["images"] == "off: config.json has no vision_config"
     assert rows["KV pool"] == "65536 tokens in pages of 1 (3.0 MiB)"
     assert rows["state pool"] == "128 slots (1.5 KiB each)"
     assert rows["cache strategy"] == "extra_buffer"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from k3_sglang import tiny
 from k3_sglang.launch import resolve as stage
 from k3_sglang.launch.resolve import CPU_KV_TOKENS, CPU_STATE_SLOTS, Resolved, resolve
 from k3_sglang.launch.settings import SettingsError, validate
@@ -151,6 +152,20 @@ def test_on_a_gpu_the_engine_decides_what_is_not_given(checkpoint: Path, monkeyp
     assert plan.device == "cuda"
     assert (plan.kv_tokens, plan.state_slots, plan.page_size, plan.max_running_requests) == (None,) * 4
     assert not plan.own_model
+
+
+def test_images_are_served_by_our_model_from_a_checkpoint_that_has_everything_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tiny.build(tmp_path / "tiny")
+    assert resolved(directory).why_text_only is None
+    monkeypatch.setattr(stage, "cuda_devices", lambda: 8)
+    upstream = resolve(validate({"model": str(directory)}, source="test"))
+    assert "code from the checkpoint, which is never run" in str(upstream.why_text_only)
+    (directory / "preprocessor_config.json").write_text('{"media_proc_cfg": {}}', encoding="utf-8")
+    assert "cannot be served: media_proc_cfg.merge_kernel_size is missing" in refusal(directory)
+    (directory / "preprocessor_config.json").unlink()
+    assert "has no preprocessor_config.json" in str(resolved(directory).why_text_only)
 
 
 def test_the_upstream_model_is_refused_on_a_cpu(checkpoint: Path) -> None:

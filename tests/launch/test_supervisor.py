@@ -36,7 +36,9 @@ class Scene:
         self._free_port = free_port
         self.facts: EngineFacts | None = None
 
-    def servers(self, engine: str, gateway: str = "", grace_s: float = 20, start_timeout_s: float = 30) -> Servers:
+    def servers(
+        self, engine: str, gateway: str = "", grace_s: float = 20, start_timeout_s: float = 30, *, images: bool = False
+    ) -> Servers:
         """Servers that behave as the words say (see ``fake_server.py``)."""
         engine_program = self._program("engine", engine)
         return Servers(
@@ -45,6 +47,7 @@ class Scene:
             engine_url=engine_program.health_url.removesuffix("/health"),
             announce_dir=self.announce_dir,
             own_model=True,
+            images=images,
             device="cpu",
             start_timeout_s=start_timeout_s,
             stop_grace_s=grace_s,
@@ -210,6 +213,24 @@ async def test_a_silent_plugin_is_never_ready(scene: Scene, capfd: pytest.Captur
 async def test_a_foreign_model_class_is_never_ready(scene: Scene, capfd: pytest.CaptureFixture[str]) -> None:
     assert await scene.run(scene.servers("announce foreign")) == 1
     assert "engine serves sglang.srt.models.kimi_k3.K3, expected a class of k3_sglang" in capfd.readouterr().err
+
+
+async def test_an_engine_that_says_it_serves_pictures_is_ready(scene: Scene) -> None:
+    assert await scene.run(scene.servers("announce images", images=True), on_ready=interrupt) == 0
+
+
+async def test_an_engine_that_shall_serve_pictures_and_does_not_say_so_is_never_ready(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert await scene.run(scene.servers("announce", images=True)) == 1
+    assert "no engine process announced 'images'" in capfd.readouterr().err
+
+
+async def test_an_image_encoder_where_none_is_expected_is_never_ready(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert await scene.run(scene.servers("announce images")) == 1
+    assert "engine loaded an image encoder of 1234 parameters, expected none" in capfd.readouterr().err
 
 
 async def test_a_program_that_cannot_be_started_is_reported(scene: Scene, capfd: pytest.CaptureFixture[str]) -> None:

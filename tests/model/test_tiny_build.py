@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 
 from k3_sglang import tiny
@@ -20,15 +21,21 @@ from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.config import K3Config
 from k3_sglang.costs import total_parameters
 from k3_sglang.kernels.kda import gate
+from k3_sglang.loading.slots import load_all
 from k3_sglang.reference.attention import KDAState, MLAState
+from k3_sglang.reference.checkpoint import VISION_PREFIXES
 from k3_sglang.reference.model import ReferenceModel, SequenceState
 from k3_sglang.tiny import checkpoint, vocabulary
 from k3_sglang.tiny.__main__ import main
 from k3_sglang.tiny.weights import tensors
+from k3_sglang.vision.preprocess import preprocess
+from k3_sglang.vision.projector import ImageEncoder
+from k3_sglang.vision.support import image_support
+from k3_sglang.vision.table import build_vision_table
 
 TEXT = "List the files of the project and say what each of them does. Then run the tests."
 
-SEED_0_SHA256 = "51caf7cd9536b9bdd69918cf71725326e3d9b623be586e5ac34a7444f894819f"
+SEED_0_SHA256 = "106c0ce1632d97f9a88a2a5603f6a3ad65d7b47eb985e4c63878cd6091042f94"
 """Of all names and bytes. Changes with the recipe only, never with machine, torch or Python version."""
 
 
@@ -62,7 +69,7 @@ def test_weights_are_the_same_on_every_machine() -> None:
     assert digest.hexdigest() == SEED_0_SHA256
 
 
-def test_files_are_those_of_a_text_only_release(tiny_dir: Path) -> None:
+def test_files_are_those_of_a_release(tiny_dir: Path) -> None:
     assert set(contents(tiny_dir)) == {
         "config.json",
         "generation_config.json",
@@ -70,10 +77,22 @@ def test_files_are_those_of_a_text_only_release(tiny_dir: Path) -> None:
         "model-00002-of-000003.safetensors",
         "model-00003-of-000003.safetensors",
         "model.safetensors.index.json",
+        "preprocessor_config.json",
         "tiktoken.model",
         "tokenizer_config.json",
     }
-    assert K3Config.from_dir(tiny_dir).vision is None
+
+
+def test_the_image_tower_is_complete_small_and_gives_rows_as_large_as_embeddings(tiny_dir: Path) -> None:
+    support = image_support(tiny_dir)
+    encoder = ImageEncoder(support.vision, torch.float32)
+    names = {name: tensor for name, tensor in tensors(0) if name.startswith(VISION_PREFIXES)}
+    load_all(build_vision_table(encoder), names.items(), "tiny")
+    assert sum(parameter.numel() for parameter in encoder.parameters()) < 1e6
+    patches = preprocess(Image.effect_noise((70, 45), 80), support.media)
+    rows = encoder(torch.from_numpy(patches.pixels), patches.grid)
+    assert 0.7 < float(rows.std()) < 1.3
+    assert float((rows[0] - rows[1]).abs().max()) > 0.3
 
 
 def test_the_index_lists_every_tensor_of_every_shard_and_the_total_size(tiny_dir: Path) -> None:

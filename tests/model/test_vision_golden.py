@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,13 @@ from torch.nn import functional as F
 from k3_sglang.config import K3Config
 from k3_sglang.loading.slots import load_all
 from k3_sglang.reference.checkpoint import VISION_PREFIXES, load_weights
-from k3_sglang.reference.model import ReferenceModel
 from k3_sglang.vision import projector, tower
 from k3_sglang.vision.config import MediaConfig, VisionConfig
 from k3_sglang.vision.geometry import image_tokens
 from k3_sglang.vision.preprocess import Patches, preprocess
 from k3_sglang.vision.projector import ImageEncoder
 from k3_sglang.vision.table import build_vision_table
+from tests.model.vision_cases import ReferenceWithImages
 
 PROMPTS = ("one_image", "two_images")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -101,18 +100,6 @@ def test_features_equal_the_reference(
         wanted = expected[f"{name}.features.{number}.{kind}"]
         assert features.dtype == wanted.dtype
         assert (features.float() - wanted.float()).abs().max() <= FEATURE_LIMIT[kind]
-
-
-class ReferenceWithImages(ReferenceModel):
-    """The text model whose vocabulary goes on after its last id with one more row per image feature."""
-
-    def logits(self, ids: list[int], pad: int, rows: Tensor) -> Tensor:
-        """Logits [T, vocab] for expanded ids, the n-th ``pad`` standing for the n-th row."""
-        table = torch.cat((self.weights["model.embed_tokens.weight"], rows))
-        longer = replace(self.config, vocab_size=len(table))
-        model = ReferenceModel(longer, {**self.weights, "model.embed_tokens.weight": table})
-        extra = iter(range(self.config.vocab_size, len(table)))
-        return model([next(extra) if token == pad else token for token in ids])
 
 
 @pytest.mark.parametrize("kind", DTYPES)

@@ -1,11 +1,13 @@
-"""Small vision configurations of the vision tests, as JSON would hold them, and encoders with random weights."""
+"""Small vision configurations as JSON would hold them, encoders with random weights, a reference with images."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
+from k3_sglang.reference.model import ReferenceModel
 from k3_sglang.vision.config import MediaConfig, VisionConfig
 from k3_sglang.vision.projector import ImageEncoder
 
@@ -82,3 +84,15 @@ def random_patches(grid: tuple[int, int, int], seed: int = 1) -> torch.Tensor:
     frames, rows, columns = grid
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(frames * rows * columns, 3, 14, 14, generator=generator) * 2 - 1
+
+
+class ReferenceWithImages(ReferenceModel):
+    """The text model whose vocabulary goes on after its last id with one more row per image feature."""
+
+    def logits(self, ids: list[int], pad: int, rows: torch.Tensor) -> torch.Tensor:
+        """Logits [T, vocab] for expanded ids, the n-th ``pad`` standing for the n-th row."""
+        table = torch.cat((self.weights["model.embed_tokens.weight"], rows))
+        longer = replace(self.config, vocab_size=len(table))
+        model = ReferenceModel(longer, {**self.weights, "model.embed_tokens.weight": table})
+        extra = iter(range(self.config.vocab_size, len(table)))
+        return model([next(extra) if token == pad else token for token in ids])
