@@ -206,7 +206,7 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "host": resolved.settings.host,
         "port": resolved.gateway_port,
         "context_len": resolved.context_len,
-        "images": resolved.own_model,  # SGLang's class is served without them
+        "images": resolved.why_text_only is None,
         "allow_image_files": resolved.settings.allow_image_files,
         "allow_image_hosts": resolved.settings.allow_image_hosts,
         "constrained_by_default": resolved.constrain,
