@@ -126,7 +126,7 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
                     yield self.checkpoint_name(name), tensor
 
         table = build_table(self.model)
-        self.complete = self.from_checkpoint = False
+        self.discard_weights()
         with torch.no_grad():
             count = load_all(table, followed(text_tensors(), len(table)), "checkpoint")
         self.post_load_weights()
@@ -134,6 +134,10 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         logger.info("loaded %d text tensors", count)
         if skipped:
             logger.warning("%d image-tower tensors not loaded: this model class serves text only", skipped)
+
+    def discard_weights(self) -> None:
+        """Compute nothing more with what the parameters hold."""
+        self.complete = self.from_checkpoint = False
 
     def post_load_weights(self) -> None:
         """What follows on filling the parameters, by whatever loader; SGLang calls it after dummy and sharded loads."""
