@@ -42,21 +42,20 @@ def update_all_or_nothing(
     reason = _refusal(model.model.k3, model_path, load_format, partial=weight_name_filter is not None)
     if reason is not None:
         return False, f"no weights were changed: {reason}"
-    previous = config.model_path if model.from_checkpoint else None
-    before = config.model_path
+    previous, restorable = config.model_path, model.from_checkpoint
     success, message = _attempt(original, updater, model_path, load_format, **options)
     if _on_every_rank(success):
         return success, message
     if success:
         message = "Another rank could not load the new checkpoint; its log says why."
-    config.model_path = before
-    if previous is None:
-        model.complete = False
+    config.model_path = previous
+    if not restorable:
+        model.discard_weights()
         return False, f"{message} There were no weights of a checkpoint before. {INCOMPLETE}"
     restored, why_not = _attempt(original, updater, previous, load_format, **options)
     if _on_every_rank(restored):
         return False, f"{message} The previous weights, of {previous}, were loaded again."
-    model.complete = False
+    model.discard_weights()  # on this rank too, whatever it has: all ranks have to know the same
     return False, f"{message} The previous weights, of {previous}, could not be loaded again: {why_not} {INCOMPLETE}"
 
 

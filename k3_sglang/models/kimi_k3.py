@@ -148,7 +148,7 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
                 else:
                     skipped += 1
 
-        self.complete = self.from_checkpoint = False
+        self.discard_weights()
         with torch.no_grad():
             count = load_all(slots, followed(wanted(), len(slots)), "checkpoint")
         self.post_load_weights()
@@ -156,6 +156,10 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         logger.info("loaded %d tensors", count)
         if skipped and self.why_text_only is not None:
             logger.warning("%d image-tower tensors not loaded, text only: %s", skipped, self.why_text_only)
+
+    def discard_weights(self) -> None:
+        """Compute nothing more with what the parameters hold."""
+        self.complete = self.from_checkpoint = False
 
     def post_load_weights(self) -> None:
         """What follows on filling the parameters, by whatever loader; SGLang calls it after dummy and sharded loads."""
