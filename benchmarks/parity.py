@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def compared_rows(
                 prefixes = modes.prefixes_behind_a_chunk(prompt, chunk_tokens)
             for prefix_len, hit_len in prefixes:
                 row = modes.after_hit(engine, golden, dtype, prompt, prefix_len, hit_len)
-                yield Row(dtype, f"{label}, {row.mode}", row.prompt, row.cached_tokens, row.agreement)
+                yield replace(row, mode=f"{label}, {row.mode}")
 
 
 def compared_components(engine: ScoredEngine, golden: Golden, dump_dir: Path) -> list[Component]:

@@ -33,6 +33,8 @@ class Row:
     prompt: str
     cached_tokens: int
     agreement: Agreement
+    hit_len: int = 0
+    """Tokens that had to come from the prefix cache."""
     tokens_equal: bool = True
     """Whether generated tokens are the reference's; only float32 promises it."""
 
@@ -45,7 +47,8 @@ class Row:
     @property
     def passed(self) -> bool:
         """Whether the row keeps its limits."""
-        return self.agreement.within(self.limits) and (self.tokens_equal or self.dtype != "float32")
+        equal = self.tokens_equal or self.dtype != "float32"
+        return equal and self.cached_tokens == self.hit_len and self.agreement.within(self.limits)
 
 
 def prefill(engine: ScoredEngine, golden: Golden, dtype: str, mode: str, prompts: Sequence[Prompt]) -> Iterator[Row]:
@@ -75,11 +78,13 @@ def decode(engine: ScoredEngine, golden: Golden, dtype: str) -> Iterator[Row]:
             wanted = _continuation(golden, prompt, scores.output_ids, dtype)
         equal = scores.output_ids[: len(prompt.greedy)] == prompt.greedy
         if dtype == "float32":
-            yield Row(dtype, f"decode, {count} steps", prompt.name, 0, agreement(scores.output, wanted), equal)
+            together = agreement(scores.output, wanted)
+            yield Row(dtype, f"decode, {count} steps", prompt.name, 0, together, tokens_equal=equal)
         compared.append((scores.output, wanted))
     if dtype != "float32":
-        together = [torch.cat(parts) for parts in zip(*compared, strict=True)]
-        yield Row(dtype, f"decode, {len(together[0])} steps", "all", 0, agreement(*together), tokens_equal=False)
+        outputs, references = (torch.cat(parts) for parts in zip(*compared, strict=True))
+        together = agreement(outputs, references)
+        yield Row(dtype, f"decode, {together.positions} steps", "all", 0, together, tokens_equal=False)
 
 
 def _continuation(golden: Golden, prompt: Prompt, output_ids: tuple[int, ...], dtype: str) -> Tensor:
@@ -97,7 +102,7 @@ def after_hit(engine: ScoredEngine, golden: Golden, dtype: str, prompt: Prompt, 
     end = min(len(prompt.ids), prefix_len + TAIL_TOKENS)
     scores = engine.score(prompt.ids[:end], first=hit_len)
     compared = agreement(scores.prompt, golden.logits(prompt, dtype)[hit_len:end])
-    return Row(dtype, f"after a prefix of {prefix_len}", prompt.name, scores.cached_tokens, compared)
+    return Row(dtype, f"after a prefix of {prefix_len}", prompt.name, scores.cached_tokens, compared, hit_len)
 
 
 def prefixes_on_the_grid(prompt: Prompt) -> list[tuple[int, int]]:

@@ -97,6 +97,7 @@ def start(
             stop(stack)
             raise AssertionError("the launcher never said ready:\n" + "\n".join(stack.output[-60:])) from None
         if line is None:
+            process.wait(STOP_TIMEOUT_S)
             raise AssertionError("the launcher ended before ready:\n" + "\n".join(stack.output[-60:]))
         if line.startswith("ready"):
             return stack
