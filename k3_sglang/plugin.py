@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from k3_sglang import compat
@@ -18,6 +19,9 @@ from k3_sglang.platform_cpu import ATTENTION_BACKEND, accelerator_present
 
 MODEL_IMPL_ENV = "K3_SGLANG_MODEL_IMPL"
 """``auto`` (ours without an accelerator, upstream's with one), ``plugin`` (ours) or ``sglang`` (upstream's)."""
+
+DUMP_DIR_ENV = "K3_SGLANG_DUMP_DIR"
+"""Names the folder that :mod:`k3_sglang.debug_dump` writes to; without it that module is not imported."""
 
 MODELS_PACKAGE = "k3_sglang.models"
 
@@ -46,6 +50,8 @@ def register() -> None:
     _register_images(uses_own_model())
     _register_text_architecture()
     _register_announcements()
+    if os.environ.get(DUMP_DIR_ENV):
+        compat.HookRegistry.register(compat.HOOK_TARGETS["runner_ready"], _record_passes, compat.HookType.AFTER)
     if uses_own_model():
         if os.environ.get(EXTERNAL_PACKAGE_ENV) != MODELS_PACKAGE:
             compat.ModelRegistry.register(MODELS_PACKAGE, overwrite=True, strict=True)
@@ -111,6 +117,13 @@ def _announce_runner(result: Any, runner: Any) -> None:
 
     announce("model", **model_facts(runner))
     announce("pools", **pool_facts(runner))
+
+
+def _record_passes(result: Any, runner: Any) -> None:
+    """Debugging aid, see :mod:`k3_sglang.debug_dump`."""
+    from k3_sglang.debug_dump import watch_runner
+
+    watch_runner(runner, Path(os.environ[DUMP_DIR_ENV]))
 
 
 def _own_model_unpacks_itself(original: Callable[..., Any], model_config: Any, *args: Any, **kwargs: Any) -> Any:

@@ -227,7 +227,10 @@ def test_a_readme_without_a_tree_block_is_refused() -> None:
         script("file_tree").with_tree("# title\n", "x\n")
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/launch.md"])
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/launch.md", "docs/parity.md")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_inside_the_repository_lead_somewhere(document: str) -> None:
     path = REPOSITORY / document
     links = re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text(encoding="utf-8"))

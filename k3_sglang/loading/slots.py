@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from safetensors import SafetensorError
 
 from k3_sglang.loading.inventory import BYTE_DTYPES, FLOAT_DTYPES
 
@@ -51,7 +52,7 @@ def load_all(slots: Mapping[str, Slot], tensors: Iterable[tuple[str, torch.Tenso
         CheckpointError: a tensor is missing, unknown, given twice, damaged, or has the wrong shape or dtype.
     """
     filled: set[str] = set()
-    for name, tensor in tensors:
+    for name, tensor in _readable(tensors, source):
         slot = slots.get(name)
         if slot is None:
             raise CheckpointError(f"{source}: tensor {name!r} {tuple(tensor.shape)} has no place in this model")
@@ -69,6 +70,17 @@ def load_all(slots: Mapping[str, Slot], tensors: Iterable[tuple[str, torch.Tenso
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise CheckpointError(f"{source}: {len(missing)} of {len(slots)} tensors are missing: {shown}{more}")
     return len(filled)
+
+
+def _readable(tensors: Iterable[tuple[str, torch.Tensor]], source: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The pairs, with a file that cannot be read as an error of ours; the last tensor read tells where it was."""
+    last = "none was read"
+    try:
+        for name, tensor in tensors:
+            last = f"the last tensor read was {name!r}"
+            yield name, tensor
+    except SafetensorError as error:
+        raise CheckpointError(f"{source}: a shard cannot be read, {last}: {error}; copy the files again") from error
 
 
 def _check(name: str, tensor: torch.Tensor, slot: Slot, source: str) -> None:

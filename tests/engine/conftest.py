@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.engine.stack import Engine, Stack, configuration, running
 
@@ -36,24 +37,39 @@ def engine(stack: Stack) -> Iterator[Engine]:
         yield client
 
 
-@pytest.fixture(scope="session")
-def golden_server(golden: Path) -> Iterator[Stack]:
-    """An engine in fp32 on the golden checkpoint; experts stay MXFP4, a prefill is cut every 64 tokens."""
-    arguments = ["--model", str(golden / "checkpoint"), "--device", "cpu", "--dtype", "float32", "--constrain", "off"]
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """The reference model runs here, beside the engine, on tensors too small for more threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+GOLDEN_SIZES = ["--kv-tokens", "8192", "--state-slots", "48", "--max-running-requests", "4", "--page-size", "1"]
+
+
+def golden_arguments(golden: Path, dtype: str) -> list[str]:
+    """Launcher arguments of a server on the golden checkpoint; a prompt is computed in one piece."""
+    arguments = ["--model", str(golden / "checkpoint"), "--device", "cpu", "--dtype", dtype, "--constrain", "off"]
     arguments += ["--experts", "packed"]  # the tiny model of the other tests unpacks its own
-    arguments += ["--kv-tokens", "8192", "--state-slots", "48", "--max-running-requests", "4", "--page-size", "1"]
-    arguments += ["--chunked-prefill-tokens", "64", "--log-level", "warning"]
-    with running(arguments, *two_free_ports()) as started:
-        yield started
+    return [*arguments, *GOLDEN_SIZES, "--log-level", "warning"]
 
 
-@pytest.fixture
-def golden_engine(golden_server: Stack) -> Iterator[Engine]:
-    """The golden checkpoint's engine with an empty prefix cache."""
-    client = Engine(golden_server.engine_url)
-    with client.http:
-        client.flush()
-        yield client
+@pytest.fixture(scope="session")
+def golden_dump_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder that the golden engine writes its forward passes to while a test has created it."""
+    return tmp_path_factory.mktemp("golden") / "passes"
+
+
+@pytest.fixture(scope="session")
+def golden_engine(golden: Path, golden_dump_dir: Path) -> Iterator[Engine]:
+    """An engine in fp32 on the golden checkpoint, experts kept as MXFP4, prompts computed in one piece."""
+    environment = {"K3_SGLANG_DUMP_DIR": str(golden_dump_dir)}
+    with running(golden_arguments(golden, "float32"), *two_free_ports(), environment) as started:
+        client = Engine(started.engine_url)
+        with client.http:
+            yield client
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

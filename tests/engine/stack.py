@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -58,8 +58,10 @@ class Stack:
             time.sleep(0.05)
 
 
-def start(arguments: Sequence[str], engine_port: int, gateway_port: int) -> Stack:
-    """Start the launcher and return when it has said ready.
+def start(
+    arguments: Sequence[str], engine_port: int, gateway_port: int, environment: Mapping[str, str] | None = None
+) -> Stack:
+    """Start the launcher, with further variables in its environment, and return when it has said ready.
 
     Raises:
         AssertionError: it ended or stayed silent; the message holds its output.
@@ -67,7 +69,13 @@ def start(arguments: Sequence[str], engine_port: int, gateway_port: int) -> Stac
     command = [sys.executable, "-m", "k3_sglang.launch", *arguments]
     command += ["--port", str(gateway_port), "--engine-port", str(engine_port)]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, bufsize=1
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        bufsize=1,
+        env={**os.environ, **(environment or {})},
     )
     stack = Stack(process, engine_port, gateway_port)
     lines: queue.Queue[str | None] = queue.Queue()
@@ -90,6 +98,7 @@ def start(arguments: Sequence[str], engine_port: int, gateway_port: int) -> Stac
             stop(stack)
             raise AssertionError("the launcher never said ready:\n" + "\n".join(stack.output[-60:])) from None
         if line is None:
+            process.wait(STOP_TIMEOUT_S)
             raise AssertionError("the launcher ended before ready:\n" + "\n".join(stack.output[-60:]))
         if line.startswith("ready"):
             return stack
@@ -113,9 +122,11 @@ def stop(stack: Stack) -> int:
 
 
 @contextlib.contextmanager
-def running(arguments: Sequence[str], engine_port: int, gateway_port: int) -> Iterator[Stack]:
+def running(
+    arguments: Sequence[str], engine_port: int, gateway_port: int, environment: Mapping[str, str] | None = None
+) -> Iterator[Stack]:
     """A started stack that is always stopped."""
-    stack = start(arguments, engine_port, gateway_port)
+    stack = start(arguments, engine_port, gateway_port, environment)
     try:
         yield stack
     finally:

@@ -9,7 +9,7 @@ import base64
 import io
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from k3_sglang.vision.projector import ImageEncoder
 from k3_sglang.vision.prompt import expand
 from k3_sglang.vision.support import image_support
 from k3_sglang.vision.table import build_vision_table
-from tests.engine.stack import Engine, Generated, Stack
+from tests.engine.conftest import golden_arguments, two_free_ports
+from tests.engine.stack import Engine, Generated, Stack, running
 from tests.model.vision_cases import ReferenceWithImages
 
 MAX_LOGPROB_ERROR = 1e-3
@@ -40,6 +41,23 @@ SIDES, TOKENS = (224, 196), 56
 """A picture of 8 x 7 tokens."""
 GRID = 64
 """Distance of positions whose state is kept."""
+
+
+@pytest.fixture(scope="module")
+def seeing_server(golden: Path) -> Iterator[Stack]:
+    """An engine on the golden checkpoint that cuts a prefill every 64 tokens."""
+    arguments = [*golden_arguments(golden, "float32"), "--chunked-prefill-tokens", str(GRID)]
+    with running(arguments, *two_free_ports()) as started:
+        yield started
+
+
+@pytest.fixture
+def seeing(seeing_server: Stack) -> Iterator[Engine]:
+    """That engine with an empty prefix cache."""
+    client = Engine(seeing_server.engine_url)
+    with client.http:
+        client.flush()
+        yield client
 
 
 def data_url(picture: Image.Image) -> str:
@@ -96,12 +114,12 @@ def assert_logprobs(engine: Engine, ids: list[int], images: list[str], expanded:
 
 @pytest.mark.parametrize("name", ["one_image", "two_images"])
 def test_log_probabilities_of_image_prompts_equal_the_released_reference(
-    golden_engine: Engine, golden: Path, expected: dict[str, Tensor], name: str
+    seeing: Engine, golden: Path, expected: dict[str, Tensor], name: str
 ) -> None:
     prompt: dict[str, Any] = json.loads((golden / "expected" / "prompts.json").read_text())["image"][name]
     images = [data_url(Image.fromarray(expected[f"image.{i}"].numpy())) for i in prompt["images"]]
     logits = expected[f"{name}.logits.fp32"]
-    assert_logprobs(golden_engine, prompt["input_ids"], images, prompt["expanded_ids"], logits)
+    assert_logprobs(seeing, prompt["input_ids"], images, prompt["expanded_ids"], logits)
 
 
 class Reference:
@@ -129,64 +147,62 @@ def reference(golden: Path) -> Reference:
 
 @pytest.mark.parametrize("before", [0, 40, 63, 64])
 def test_pictures_that_a_cut_prefill_tears_apart_count_as_one_piece(
-    golden_engine: Engine, reference: Reference, before: int
+    seeing: Engine, reference: Reference, before: int
 ) -> None:
     ids = [*text(before, 1), PAD, *text(3, 2), PAD, PAD, *text(5, 3)]
     images = [data_url(noise(1)), data_url(noise(2)), data_url(noise(1))]
     expanded, logits = reference(ids, images)
     assert len(expanded) == before + 8 + 3 * TOKENS
-    assert_logprobs(golden_engine, ids, images, expanded, logits)
+    assert_logprobs(seeing, ids, images, expanded, logits)
 
 
 # --- prefix cache -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", [5, 30, 64, 70])
-def test_a_prefix_hit_inside_or_after_a_picture_gives_the_tokens_of_a_cold_run(
-    golden_engine: Engine, before: int
-) -> None:
+def test_a_prefix_hit_inside_or_after_a_picture_gives_the_tokens_of_a_cold_run(seeing: Engine, before: int) -> None:
     ids = [*text(before, 1), PAD, *text(4, 2), PAD, *text(3, 3)]
     images = [data_url(noise(1)), data_url(noise(2))]
-    first = cold(golden_engine, ids, images)
-    again = golden_engine.generate(ids, 16, images)
+    first = cold(seeing, ids, images)
+    again = seeing.generate(ids, 16, images)
     assert again.ids == first.ids
     assert again.cached_tokens >= first.prompt_tokens // GRID * GRID - GRID
     longer = [*ids, *first.ids, PAD, *text(9, 4)]
     more = [*images, data_url(noise(3))]
-    warm = golden_engine.generate(longer, 16, more)
+    warm = seeing.generate(longer, 16, more)
     assert warm.cached_tokens >= first.prompt_tokens // GRID * GRID
-    assert warm.ids == cold(golden_engine, longer, more).ids
+    assert warm.ids == cold(seeing, longer, more).ids
 
 
-def test_pictures_that_differ_in_one_pixel_share_the_text_before_them_and_nothing_more(golden_engine: Engine) -> None:
+def test_pictures_that_differ_in_one_pixel_share_the_text_before_them_and_nothing_more(seeing: Engine) -> None:
     before = 70
     ids = [*text(before, 5), PAD, *text(8, 6)]
     pictures = [noise(4), almost(noise(4)), noise(5)]
-    alone = [cold(golden_engine, ids, [data_url(picture)]).ids for picture in pictures]
+    alone = [cold(seeing, ids, [data_url(picture)]).ids for picture in pictures]
     assert alone[2] not in alone[:2]
-    golden_engine.flush()
+    seeing.flush()
     for picture, wanted in zip(pictures, alone, strict=True):
-        answer = golden_engine.generate(ids, 16, [data_url(picture)])
+        answer = seeing.generate(ids, 16, [data_url(picture)])
         assert answer.ids == wanted
         assert answer.cached_tokens <= before
     for picture, wanted in zip(pictures, alone, strict=True):
-        answer = golden_engine.generate(ids, 16, [data_url(picture)])
+        answer = seeing.generate(ids, 16, [data_url(picture)])
         assert answer.ids == wanted
         assert answer.cached_tokens > before
 
 
-def test_the_order_of_pictures_matters_and_a_repeated_picture_is_there_twice(golden_engine: Engine) -> None:
+def test_the_order_of_pictures_matters_and_a_repeated_picture_is_there_twice(seeing: Engine) -> None:
     ids = [*text(10, 7), PAD, *text(2, 8), PAD, *text(8, 9)]
     first, second = data_url(noise(6)), data_url(noise(7))
     orders = [[first, second], [second, first], [first, first], [second, second]]
-    alone = [cold(golden_engine, ids, order).ids for order in orders]
+    alone = [cold(seeing, ids, order).ids for order in orders]
     assert len(set(alone)) == len(orders)
-    golden_engine.flush()
+    seeing.flush()
     for order, wanted in [*zip(orders, alone, strict=True)] * 2:
-        assert golden_engine.generate(ids, 16, order).ids == wanted
+        assert seeing.generate(ids, 16, order).ids == wanted
 
 
-def test_requests_that_run_together_keep_their_own_pictures(golden_engine: Engine) -> None:
+def test_requests_that_run_together_keep_their_own_pictures(seeing: Engine) -> None:
     """Pictures of two sizes, shared ones and none at all, in batches the scheduler makes as it likes."""
     chooser = random.Random(3)
     pictures = [data_url(noise(seed, sides)) for seed, sides in enumerate([SIDES, SIDES, (100, 70), (30, 300)])]
@@ -197,30 +213,30 @@ def test_requests_that_run_together_keep_their_own_pictures(golden_engine: Engin
         for _ in images:
             ids += [PAD, *text(chooser.randrange(5), number)]
         requests.append(([*ids, 1], images))
-    alone = [cold(golden_engine, ids, images).ids for ids, images in requests]
-    golden_engine.flush()
+    alone = [cold(seeing, ids, images).ids for ids, images in requests]
+    seeing.flush()
     order = [*range(len(requests)), *chooser.sample(range(len(requests)), len(requests))]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda i: golden_engine.generate(requests[i][0], 16, requests[i][1]).ids, order))
+        together = list(pool.map(lambda i: seeing.generate(requests[i][0], 16, requests[i][1]).ids, order))
     assert together == [alone[i] for i in order]
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
-def test_several_choices_of_a_prompt_with_several_pictures(golden_engine: Engine) -> None:
+def test_several_choices_of_a_prompt_with_several_pictures(seeing: Engine) -> None:
     ids, images = [1, PAD, 2, PAD, 3], [data_url(noise(8)), data_url(noise(9, (20, 20)))]
-    wanted = cold(golden_engine, ids, images, 4).ids
+    wanted = cold(seeing, ids, images, 4).ids
     sampling = {"n": 2, "temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
     body = {"input_ids": ids, "image_data": [images], "sampling_params": sampling}
-    response = golden_engine.http.post("/generate", json=body)
+    response = seeing.http.post("/generate", json=body)
     assert [tuple(choice["output_ids"]) for choice in response.json()] == [wanted, wanted]
 
 
-def test_sampling_options_that_look_at_the_prompt_survive_pictures(golden_engine: Engine) -> None:
+def test_sampling_options_that_look_at_the_prompt_survive_pictures(seeing: Engine) -> None:
     ids, images = [*text(9, 11), PAD, *text(9, 12)], [data_url(noise(10))]
     options = {"repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.5, "min_new_tokens": 3}
-    assert len(golden_engine.generate(ids, 8, images, **options).ids) == 8
+    assert len(seeing.generate(ids, 8, images, **options).ids) == 8
 
 
 PICTURE = data_url(noise(11, (28, 28)))
@@ -246,23 +262,23 @@ PICTURE = data_url(noise(11, (28, 28)))
     ],
 )
 def test_what_cannot_be_used_is_a_400_that_says_so_and_the_engine_lives(
-    golden_engine: Engine, change: dict[str, Any], message: str
+    seeing: Engine, change: dict[str, Any], message: str
 ) -> None:
     body = {"input_ids": [1, PAD, 2], "image_data": [PICTURE], "sampling_params": {"max_new_tokens": 1}, **change}
-    response = golden_engine.http.post("/generate", json={key: body[key] for key in body if body[key] is not None})
+    response = seeing.http.post("/generate", json={key: body[key] for key in body if body[key] is not None})
     assert response.status_code == httpx.codes.BAD_REQUEST, response.text
     assert message in response.json()["error"]["message"]
-    assert len(golden_engine.generate([1, PAD, 2], 2, [PICTURE]).ids) == 2
+    assert len(seeing.generate([1, PAD, 2], 2, [PICTURE]).ids) == 2
 
 
-def test_a_streamed_refusal_comes_as_an_event(golden_engine: Engine) -> None:
+def test_a_streamed_refusal_comes_as_an_event(seeing: Engine) -> None:
     body = {"input_ids": [1, PAD], "image_data": ["?"], "stream": True, "sampling_params": {"max_new_tokens": 1}}
-    events = golden_engine.http.post("/generate", json=body).text.split("\n\n")
+    events = seeing.http.post("/generate", json=body).text.split("\n\n")
     error = json.loads(events[0].removeprefix("data: "))["error"]
     assert error["code"] == httpx.codes.BAD_REQUEST
     assert error["message"].startswith("image_data[0]: image_source_unsupported")
 
 
-def test_the_launcher_says_that_images_are_on(golden_server: Stack) -> None:
-    (line,) = (line for line in golden_server.output if line.split()[:1] == ["images"])
+def test_the_launcher_says_that_images_are_on(seeing_server: Stack) -> None:
+    (line,) = (line for line in seeing_server.output if line.split()[:1] == ["images"])
     assert line.split(maxsplit=1)[1] == "on, encoder of 222.4K parameters"

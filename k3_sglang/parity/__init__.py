@@ -1,0 +1,1 @@
+"""Does the engine compute what the reference computes? Comparisons shared by tests and ``benchmarks/parity.py``."""
