@@ -171,6 +171,11 @@ def compare(arguments: argparse.Namespace) -> tuple[list[Row], list[Component]]:
     return rows, components
 
 
+def interrupt(*_: object) -> None:
+    """Whatever asks this program to end, the server is stopped first."""
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """Parse arguments, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -180,6 +185,8 @@ def main() -> int:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="what to compare")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
     torch.set_num_threads(1)  # the reference model's tensors are small, and the engine wants the cores
     try:
         rows, components = compare(arguments)
