@@ -116,6 +116,7 @@ def _cpu_flags() -> list[Flag]:
         Flag("linear-attn-backend", "triton", "the name under which the plugin's KDA backend takes over"),
         Flag("cuda-graph-backend-decode", "disabled", "there is no CUDA"),
         Flag("cuda-graph-backend-prefill", "disabled", "there is no CUDA"),
+        Flag("sleep-on-idle", None, "an idle engine would ask for work in a loop and keep a core busy"),
     ]
 
 
