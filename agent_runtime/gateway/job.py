@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import Envelope
 from agent_runtime.ledger.recorded import RecordedTurns
 from k3_sglang.chat.errors import ChatRequestError
-from k3_sglang.chat.grammar import constraint
+from k3_sglang.chat.grammar import turn_grammar
 from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.request_fields import shown
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -71,19 +72,21 @@ def prepare(body: dict[str, Any], session_header: str, gateway: Gateway) -> Job:
     try:
         request = parse_request(body)
         replayed = build_prompt(request, gateway.tokenizer, gateway.recorded)
-        held_to = constraint(request, request.start, force=settings.constrained_by_default)
+        grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
     except ChatRequestError as error:
         raise ApiError(400, str(error), code=error.code, param=error.param) from error
     except RecursionError as error:
         raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
     budget = output_budget(options, settings, len(replayed.prompt.ids))
     sampling = sampling_params(options, settings, gateway.tokenizer, budget)
-    envelope = Envelope(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), options.model, replayed.replay)
+    held_to: Mapping[str, Any] = grammar.constraint() if grammar else {}
+    loosened = grammar.loosened if grammar else ()
+    envelope = Envelope(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), options.model, replayed.replay, loosened)
     return Job(
         request=request,
         options=options,
         replayed=replayed,
-        sampling={**sampling, **(held_to or {})},
+        sampling={**sampling, **held_to},
         envelope=envelope,
         session=session_header or options.prompt_cache_key or "",
     )

@@ -9,6 +9,7 @@ from k3_sglang.chat.grammar_rules import Rules, char_set, choice, control, integ
 from k3_sglang.chat.grammar_schema import FREE, PRINTABLE, TEXT, TIGHT, Bounds, Member, SchemaRules
 from k3_sglang.chat.json_types import is_object
 from k3_sglang.chat.schema_keywords import StepBudget
+from k3_sglang.chat.tags import MAX_KEY_CHARS
 from k3_sglang.chat.types import Channel, ChatRequest, JSONObject, NamedTool
 
 # Places of the markers after the vocabulary's first control token; the same in every K3 vocabulary.
@@ -22,6 +23,7 @@ _FORCED_TEXT_CHARS = 48
 _FORCED_TEXT = ((0x0A, 0x0A), (0x20, 0x7E))
 # Keys of undeclared arguments: attribute text that needs no escaping.
 _KEY_CHARS = ((0x20, 0x21), (0x23, 0x25), (0x27, 0x10FFFF))
+_FREE_KEY_CHARS = 128
 
 
 class Constraint(TypedDict):
@@ -176,13 +178,20 @@ class _TurnBuilder:
         return choice(self._argument_list(schemas, branch) for branch in objects)
 
     def _argument_list(self, schemas: SchemaRules, schema: dict[str, Any]) -> str:
-        members = schemas.members(schema, nested=False)
+        members = self._nameable(schemas.members(schema, nested=False), schemas)
         parts = [self._argument(schemas, member) for member in members]
         allowed = schemas.additional(schema) if schema else None
         if allowed is not None and (schema.get("additionalProperties") or not members):
-            key = words_except(self._rules, [_attribute_text(m.name) for m in members], _KEY_CHARS)
+            key = words_except(self._rules, [_attribute_text(m.name) for m in members], _KEY_CHARS, _FREE_KEY_CHARS)
             parts.append(f"{self._elements(schemas, key, allowed)}*")
         return " ".join(parts) or '""'
+
+    def _nameable(self, members: list[Member], schemas: SchemaRules) -> list[Member]:
+        """The members whose names a tag can hold; a request refuses others only where it declares them directly."""
+        short = [member for member in members if len(member.name) <= MAX_KEY_CHARS]
+        if len(short) < len(members):
+            schemas.loosen(f"a property name of more than {MAX_KEY_CHARS} characters")
+        return short
 
     def _argument(self, schemas: SchemaRules, member: Member) -> str:
         element = self._elements(schemas, literal(_attribute_text(member.name)), member.schema)

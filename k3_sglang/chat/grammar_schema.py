@@ -50,7 +50,7 @@ class SchemaRules:
         self.bounds = bounds
         self.path = path
         self.loosened = loosened
-        self._alternatives = SchemaBranches(document, any_types, self._loosen, budget)
+        self._alternatives = SchemaBranches(document, any_types, self.loosen, budget)
         self._known: dict[str, str] = {}
 
     def value(self, schema: Any) -> str:
@@ -66,11 +66,11 @@ class SchemaRules:
     def branches(self, schema: Any) -> list[Branch]:
         """The schema as alternatives of one JSON type each; contradictions are loosened to anything."""
         if len(self.rules) > _MAX_RULES:
-            self._loosen("schema too large")
+            self.loosen("schema too large")
             schema = True
         found = list(self._alternatives.of(schema))
         if not found:
-            self._loosen("no value allowed")
+            self.loosen("no value allowed")
             found = list(self._alternatives.of(True))
         return found
 
@@ -102,7 +102,7 @@ class SchemaRules:
         if self.bounds.string_chars is not None:
             high = max(low, min(self.bounds.string_chars, self.bounds.string_chars if high is None else high))
         if high is not None and high < low:
-            self._loosen("minLength over maxLength")
+            self.loosen("minLength over maxLength")
             high = low
         return low, high
 
@@ -114,14 +114,17 @@ class SchemaRules:
         whole = schema.get("type") == "integer"
         bounded = low is not None or high is not None
         if not whole and bounded and self.bounds is FREE:
-            self._loosen("range of a non-integer number")
+            self.loosen("range of a non-integer number")
             low = high = None
         low, high = _default_bounds(low, high, limit)
         if low > high:
-            self._loosen("empty range")
+            self.loosen("empty range")
             low, high = 0, limit
-        if "multipleOf" in schema and self.bounds is TIGHT:
-            return _multiples(schema["multipleOf"], low, high) or integers(low, high)
+        if "multipleOf" in schema:
+            multiples = _multiples(schema["multipleOf"], low, high) if self.bounds is TIGHT else None
+            if multiples is not None:
+                return multiples
+            self.loosen("multipleOf")
         digits = integers(low, high)
         if whole or self.bounds is TIGHT:
             return digits
@@ -189,7 +192,8 @@ class SchemaRules:
         key = words_except(self.rules, names, _JSON_CHARS)
         return self.rules.add("pair", f'"\\"" {key} "\\"" {space} ":" {space} {self.value(allowed)}')
 
-    def _loosen(self, what: str) -> None:
+    def loosen(self, what: str) -> None:
+        """Note what the rules cannot express, once."""
         note = f"{self.path}: {what}"
         if note not in self.loosened:
             self.loosened.append(note)

@@ -9,7 +9,10 @@ CHANNELS = frozenset(("think", "response", "tools"))
 ELEMENTS = frozenset((*CHANNELS, "call", "argument", "json", "message"))
 
 _LONGEST_ELEMENT = max(map(len, ELEMENTS))
-_MAX_HEADER_CHARS = 4096
+MAX_KEY_CHARS = 1024
+"""Longest argument key that a request may declare; a tag holds it however many of its characters need escaping."""
+
+_MAX_HEADER_CHARS = 8192
 _HEADER = re.compile(r'([a-z_]+)((?:\s+[A-Za-z_]+="[^"]*")*)\s*')
 _ATTRIBUTE = re.compile(r'([A-Za-z_]+)="([^"]*)"')
 

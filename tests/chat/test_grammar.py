@@ -244,7 +244,12 @@ SCHEMAS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "argument_schemas.json").read_text("utf-8")
 )
 NODE = {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}
-DEFS = {"node": {"type": "object", "properties": NODE, "required": ["v"]}}
+TREE = {"葉": {"type": "array", "items": {"$ref": "#/$defs/tree"}}, "mark": {"$ref": "#/$defs/mark"}}
+DEFS = {
+    "node": {"type": "object", "properties": NODE, "required": ["v"]},
+    "tree": {"type": "object", "properties": TREE, "required": ["葉"]},
+    "mark": {"anyOf": [{"const": "x"}, {"const": "y"}]},
+}
 
 
 def tool_of(schema: Any, *, key: str = "v", required: bool = True) -> dict[str, Any]:
@@ -312,6 +317,15 @@ class TestLoosening:
             ({"type": "integer", "minimum": 5, "maximum": 1}, "empty range"),
             ({"type": "string", "minLength": 5, "maxLength": 1}, "minLength over maxLength"),
             ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "type given twice"),
+            ({"type": "number", "multipleOf": 0.5}, "multipleOf"),
+            ({"enum": ["a", "b"], "type": "integer"}, "no value allowed"),
+            ({"const": 1, "minimum": 2}, "no value allowed"),
+            ({"enum": ["a", "b"], "pattern": "^a$"}, "pattern"),
+            ({"allOf": [{"$ref": "#/$defs/gone", "type": "string"}]}, "$ref #/$defs/gone"),
+            (
+                {"properties": {"a": {}}, "additionalProperties": False, "allOf": [{"properties": {"b": {}}}]},
+                "additionalProperties beside properties of another schema",
+            ),
         ],
     )
     def test_what_cannot_be_said_loosens_one_argument_and_is_named(self, engine: Engine, schema, note) -> None:
