@@ -23,7 +23,6 @@ _FORCED_TEXT_CHARS = 48
 _FORCED_TEXT = ((0x0A, 0x0A), (0x20, 0x7E))
 # Keys of undeclared arguments: attribute text that needs no escaping.
 _KEY_CHARS = ((0x20, 0x21), (0x23, 0x25), (0x27, 0x10FFFF))
-_FREE_KEY_CHARS = 128
 
 
 class Constraint(TypedDict):
@@ -182,7 +181,7 @@ class _TurnBuilder:
         parts = [self._argument(schemas, member) for member in members]
         allowed = schemas.additional(schema) if schema else None
         if allowed is not None and (schema.get("additionalProperties") or not members):
-            key = words_except(self._rules, [_attribute_text(m.name) for m in members], _KEY_CHARS, _FREE_KEY_CHARS)
+            key = words_except(self._rules, [_attribute_text(m.name) for m in members], _KEY_CHARS)
             parts.append(f"{self._elements(schemas, key, allowed)}*")
         return " ".join(parts) or '""'
 

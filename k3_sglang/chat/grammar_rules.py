@@ -90,11 +90,8 @@ class Rules:
         return "\n".join((f"root ::= {root}", *lines))
 
 
-def words_except(rules: Rules, words: Iterable[str], alphabet: Ranges, longest: int | None = None) -> str:
-    """A rule for non-empty words over `alphabet` that are none of `words`.
-
-    With `longest` no word is much longer: at most that many characters follow the first that tells it from `words`.
-    """
+def words_except(rules: Rules, words: Iterable[str], alphabet: Ranges) -> str:
+    """A rule for non-empty words over `alphabet` that are none of `words`."""
     tree = _Node()
     for word in words:
         if all(any(low <= ord(char) <= high for low, high in alphabet) for char in word):
@@ -102,7 +99,7 @@ def words_except(rules: Rules, words: Iterable[str], alphabet: Ranges, longest: 
             for char in word:
                 node = node.children.setdefault(char, _Node())
             node.ends_word = True
-    rest = repeat(char_set(alphabet), 0, longest)
+    rest = repeat(char_set(alphabet), 0, None)
 
     def build(node: _Node) -> str:
         parts = [f"{literal(char)} {build(child)}" for char, child in node.children.items()]
