@@ -6,7 +6,8 @@ from typing import Any, TypedDict
 
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.grammar_rules import Rules, char_set, choice, control, integers, literal, repeat, words_except
-from k3_sglang.chat.grammar_schema import FREE, PRINTABLE, TEXT, TIGHT, Bounds, Member, SchemaRules
+from k3_sglang.chat.grammar_schema import FREE, PRINTABLE, TIGHT, Bounds, Member, SchemaRules
+from k3_sglang.chat.grammar_strings import TEXT, CountedLengths, raw_string
 from k3_sglang.chat.json_types import is_object
 from k3_sglang.chat.schema_keywords import StepBudget
 from k3_sglang.chat.tags import MAX_KEY_CHARS
@@ -83,6 +84,7 @@ class _TurnBuilder:
         self._rules = Rules()
         self._loosened: list[str] = []
         self._budget = StepBudget(_SCHEMA_STEPS)
+        self._lengths = CountedLengths()
         self._tools = _callable_tools(request)
 
     @property
@@ -210,10 +212,12 @@ class _TurnBuilder:
         if "const" in schema:
             return literal(schema["const"])
         low, high = schemas.lengths(schema)
-        return self._rules.add("raw", repeat(char_set(PRINTABLE if self._forced else TEXT), low, high))
+        if not self._forced:
+            return raw_string(self._rules, low, high)
+        return self._rules.add("raw", repeat(char_set(PRINTABLE), low, high))
 
     def _schema_rules(self, schema: Any, path: str) -> SchemaRules:
-        return SchemaRules(self._rules, schema, self._bounds, path, self._loosened, self._budget)
+        return SchemaRules(self._rules, schema, self._bounds, path, self._loosened, self._budget, self._lengths)
 
 
 def _callable_tools(request: ChatRequest) -> list[JSONObject]:
