@@ -136,7 +136,7 @@ class TestB23RequiredCallsInK3sFormat:
             turn(call("now"), response="I will look."),
         ],
     )
-    def test_legal_turns_are_accepted(self, accepts, text: str) -> None:
+    def test_b23_legal_turns_are_accepted(self, accepts, text: str) -> None:
         assert accepts(REQUIRED, text)
 
     @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ class TestB23RequiredCallsInK3sFormat:
             "[PAD]" + turn(call("now")),
         ],
     )
-    def test_everything_else_is_rejected(self, accepts, text: str) -> None:
+    def test_b23_everything_else_is_rejected(self, accepts, text: str) -> None:
         assert not accepts(REQUIRED, text)
 
-    def test_a_marker_is_a_control_token_and_never_its_spelling(self, engine: Engine) -> None:
+    def test_b23_a_marker_is_a_control_token_and_never_its_spelling(self, engine: Engine) -> None:
         matcher = engine.matcher(REQUIRED)
         assert engine.accepts(matcher, "") is False
         spelled = engine.tokenizer.encode_text("<|close|>think<|sep|>")
@@ -170,7 +170,7 @@ class TestB23RequiredCallsInK3sFormat:
         assert engine.allowed(matcher) == [token for token in engine.allowed(matcher) if token < 275]
         assert not matcher.accept_token(engine.tokenizer.special.sep)
 
-    def test_thinking_off_starts_inside_the_response(self, accepts) -> None:
+    def test_b23_thinking_off_starts_inside_the_response(self, accepts) -> None:
         request = {**REQUIRED, "thinking": False}
         tools = opened("tools") + call("now") + closed("tools")
         end = closed("message") + "<|end_of_msg|>"
@@ -178,24 +178,24 @@ class TestB23RequiredCallsInK3sFormat:
         assert not accepts(request, "Look." + closed("response") + end)
         assert not accepts(request, closed("think") + opened("response") + closed("response") + tools + end)
 
-    def test_a_named_tool_is_called_once(self, accepts) -> None:
+    def test_b23_a_named_tool_is_called_once(self, accepts) -> None:
         request = asks(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "now"}})
         assert accepts(request, turn(call("now")))
         assert not accepts(request, turn(call("get_weather", argument("city", "string", "a"))))
         assert not accepts(request, turn(call("now"), call("now", index=2)))
 
-    def test_without_parallel_calls_there_is_one(self, accepts) -> None:
+    def test_b23_without_parallel_calls_there_is_one(self, accepts) -> None:
         request = {**REQUIRED, "parallel_tool_calls": False}
         assert accepts(request, turn(call("now")))
         assert not accepts(request, turn(call("now"), call("now", index=2)))
 
-    def test_tools_of_a_system_message_count(self, accepts) -> None:
+    def test_b23_tools_of_a_system_message_count(self, accepts) -> None:
         request = {"messages": [USER, {"role": "system", "tools": TOOLS}], "tool_choice": "required"}
         assert accepts(request, turn(call("now")))
 
 
 class TestB24NoLoopOnMarkers:
-    def test_after_a_close_only_the_channels_name_follows(self, engine: Engine) -> None:
+    def test_b24_after_a_close_only_the_channels_name_follows(self, engine: Engine) -> None:
         matcher = engine.matcher({**REQUIRED, "thinking": False})
         close = engine.tokenizer.special.close
         assert matcher.accept_token(close)
@@ -204,7 +204,7 @@ class TestB24NoLoopOnMarkers:
             assert matcher.accept_token(token)
         assert engine.allowed(matcher) == [engine.tokenizer.special.sep]
 
-    def test_the_end_is_impossible_before_the_call(self, engine: Engine) -> None:
+    def test_b24_the_end_is_impossible_before_the_call(self, engine: Engine) -> None:
         matcher = engine.matcher(REQUIRED)
         text = closed("think") + opened("response") + "x" + closed("response")
         for token in engine.tokenizer.encode_segments([Segment(text, True)]):
@@ -223,6 +223,13 @@ class TestContracts:
         request = asks(tools=TOOLS, tool_choice="none")
         assert accepts(request, turn(response="Free text."))
         assert not accepts(request, turn(call("now")))
+
+    def test_b26_the_answer_begins_after_the_complete_think_close(self, engine: Engine) -> None:
+        request = asks(response_format={"type": "json_object"})
+        answer = opened("response") + "{}" + closed("response") + closed("message") + "<|end_of_msg|>"
+        assert engine.accepts(engine.matcher(request), "Hm." + closed("think") + answer)
+        for start in ("Hm.", "Hm.<|close|>", "Hm.<|close|>think", closed("think") + opened("think")):
+            assert not engine.accepts(engine.matcher(request), start + answer)
 
     def test_strict_tools_may_be_left_uncalled(self, accepts) -> None:
         strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
@@ -284,7 +291,7 @@ class TestB22UndeclaredArgumentsNeverUseADeclaredName:
         },
     }
 
-    def test_at_the_top_level_of_a_tool(self, accepts) -> None:
+    def test_b22_at_the_top_level_of_a_tool(self, accepts) -> None:
         request = asks(
             tools=[{"type": "function", "function": {"name": "f", "parameters": self.PARAMETERS}}],
             tool_choice="required",
@@ -298,7 +305,7 @@ class TestB22UndeclaredArgumentsNeverUseADeclaredName:
 
 class TestNamesInAttributes:
     @pytest.mark.parametrize("key", ["资料", 'a"b', "a&b", "&quot;", "with space", "<|sep|>"])
-    def test_keys_are_escaped_as_the_encoder_does(self, engine: Engine, key: str) -> None:
+    def test_case19_keys_are_escaped_as_the_encoder_does(self, engine: Engine, key: str) -> None:
         request = asks(tools=[tool_of({"type": "string"}, key=key)], tool_choice="required")
         spoken = Message("assistant", "", None, (ToolCall("", "f", json.dumps({key: "x"})),))
         prompt = encode(ChatRequest((), effort=None), engine.tokenizer).ids
