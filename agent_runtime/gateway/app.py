@@ -21,6 +21,7 @@ from agent_runtime.gateway.errors import ApiError, internal_error
 from agent_runtime.gateway.job import Gateway, prepare
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.ledger.recorded import RecordedTurns
+from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class _Endpoints:
 def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer) -> Starlette:
     """The application. It owns ``engine`` from here on and closes it when the server shuts down."""
     recorded = RecordedTurns(settings.recorded_tokens, settings.recorded_turns)
-    endpoints = _Endpoints(Gateway(settings, engine, tokenizer, recorded))
+    endpoints = _Endpoints(Gateway(settings, engine, tokenizer, recorded, EncodeCache(settings.encoded_tokens)))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:

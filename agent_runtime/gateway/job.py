@@ -15,6 +15,7 @@ from agent_runtime.gateway.sampling import output_budget, sampling_params
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import Envelope
 from agent_runtime.ledger.recorded import RecordedTurns
+from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.grammar import turn_grammar
 from k3_sglang.chat.request import parse_request
@@ -31,6 +32,7 @@ class Gateway:
     engine: Engine
     tokenizer: K3Tokenizer
     recorded: RecordedTurns
+    encoded: EncodeCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def prepare(body: dict[str, Any], session_header: str, gateway: Gateway) -> Job:
         )
     try:
         request = parse_request(body)
-        replayed = build_prompt(request, gateway.tokenizer, gateway.recorded)
+        replayed = build_prompt(request, gateway.tokenizer, gateway.recorded, gateway.encoded)
         grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
     except ChatRequestError as error:
         raise ApiError(400, str(error), code=error.code, param=error.param) from error

@@ -5,7 +5,8 @@ from itertools import zip_longest
 from typing import Literal
 
 from agent_runtime.ledger.recorded import ContextDigest, RecordedTurns
-from k3_sglang.chat.encode import Prompt, render
+from k3_sglang.chat.encode import Prompt, encode_ids, render
+from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import Channel, ChatRequest, Message
@@ -39,21 +40,25 @@ class ReplayedPrompt:
     replay: Replay
 
 
-def build_prompt(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns) -> ReplayedPrompt:
+def build_prompt(
+    request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns, cache: EncodeCache | None = None
+) -> ReplayedPrompt:
     """Encode a request, replacing each assistant turn that the record knows at this place by its ids.
 
     Equals ``encode`` of the request with those turns' ``recorded_ids`` set, in one pass over the history.
     Raises ChatRequestError as ``encode`` does.
     """
     try:
-        return _walk(request, tokenizer, recorded)
+        return _walk(request, tokenizer, recorded, cache)
     except ChatRequestError:
         # The walk renders pieces of the history, so only the whole names the message's true index.
         render(request)
         raise
 
 
-def _walk(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns) -> ReplayedPrompt:
+def _walk(
+    request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns, cache: EncodeCache | None
+) -> ReplayedPrompt:
     ids: list[int] = []
     context = ContextDigest()
     head, turns = _split(request.messages)
@@ -64,27 +69,31 @@ def _walk(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns)
         context.extend(piece_ids)
         ids.extend(piece_ids)
 
-    append(tokenizer.encode_segments(render(replace(bare, messages=head))))
+    append(encode_ids(replace(bare, messages=head), tokenizer, cache))
     exact = 0
     for turn, following in zip_longest(turns, turns[1:]):
         spellings = recorded.find(context.digest(), request.start, turn[0])
         if not spellings:
-            append(tokenizer.encode_segments(render(replace(history, messages=turn))))
+            append(encode_ids(replace(history, messages=turn), tokenizer, cache))
             continue
         exact += 1
-        pieces = (_replayed(turn, known, history, tokenizer) for known in spellings)
+        pieces = (_replayed(turn, known, history, tokenizer, cache) for known in spellings)
         append(_continued(list(pieces), context, following, request.start, recorded))
     end = replace(request, messages=(), tools=(), effort=None)
-    ids.extend(tokenizer.encode_segments(render(end)))
+    ids.extend(encode_ids(end, tokenizer, cache))
     return ReplayedPrompt(Prompt(tuple(ids), request.start), context.digest(), Replay(exact, len(turns) - exact))
 
 
 def _replayed(
-    turn: tuple[Message, ...], known: tuple[int, ...], history: ChatRequest, tokenizer: K3Tokenizer
+    turn: tuple[Message, ...],
+    known: tuple[int, ...],
+    history: ChatRequest,
+    tokenizer: K3Tokenizer,
+    cache: EncodeCache | None,
 ) -> list[int]:
     """Ids of a turn and of what answers it, the assistant's own as they were generated."""
     spoken = replace(turn[0], recorded_ids=known, recorded_start=history.start)
-    return tokenizer.encode_segments(render(replace(history, messages=(spoken, *turn[1:]))))
+    return encode_ids(replace(history, messages=(spoken, *turn[1:])), tokenizer, cache)
 
 
 def _continued(

@@ -150,11 +150,12 @@ def parse_every_way(toy: K3Tokenizer) -> ParseEveryWay:
         results: list[ParsedTurn] = []
         decoder = IncrementalDecoder(toy)
         by_token = [decoder.feed([token]) for token in toy.encode_segments([Segment(text, True)])] + [decoder.finish()]
-        wholes = (("text", text), ("ids", ids))
-        runs = [(mode, list(pieces_of(whole, size))) for size in (None, 1, 3, 7) for mode, whole in wholes]
-        for mode, pieces in (*runs, ("text", by_token)):
+        wholes: tuple[tuple[str, Any], ...] = (("text", text), ("ids", ids))
+        runs: list[tuple[str, list[Any]]] = [("text", by_token)]
+        runs += [(mode, list(pieces_of(whole, size))) for size in (None, 1, 3, 7) for mode, whole in wholes]
+        for mode, pieces in runs:
             parser = TurnParser(toy, start=start, new_call_id=counting_ids(), **options)  # type: ignore[arg-type]
-            feed = parser.feed_text if mode == "text" else parser.feed
+            feed: Callable[[Any], list[Event]] = parser.feed_text if mode == "text" else parser.feed
             events = [event for piece in pieces for event in feed(piece)]
             events += parser.finish(reason)  # type: ignore[arg-type]
             turn = parser.turn

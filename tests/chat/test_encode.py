@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 
 import pytest
 
@@ -160,21 +159,3 @@ def test_an_empty_request_is_the_generation_prompt_alone(toy: K3Tokenizer) -> No
     prompt = encode(ChatRequest(()), toy)
     assert isinstance(prompt, Prompt)
     assert toy.decode(prompt.ids).endswith('<|open|>message role="assistant"<|sep|><|open|>think<|sep|>')
-
-
-@pytest.mark.timeout(300)
-def test_one_more_turn_on_a_300k_token_history_is_encoded_in_milliseconds(release: K3Tokenizer) -> None:
-    """The aim is 5 ms on an idle core; the limit here leaves room for a busy one."""
-    words = "measure the flow of water through a narrow channel and note it down; "
-    history: list[Message] = []
-    for number in range(150):
-        history.append(Message("user", f"{number}: " + words * 70))
-        history.append(Message("assistant", f"{number}: " + words * 40, f"thought {number} " + words * 35))
-    assert len(encode(ChatRequest(tuple(history)), release).ids) > 300_000
-    times: list[float] = []
-    for number in range(5):
-        history.append(Message("user", f"new question {number}"))
-        begin = time.perf_counter()
-        encode(ChatRequest(tuple(history)), release)
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 0.05
