@@ -38,6 +38,9 @@ UPSTREAM: dict[str, str] = {
     "ParallelLMHead": "sglang.srt.layers.vocab_parallel_embedding:ParallelLMHead",
     "VocabParallelEmbedding": "sglang.srt.layers.vocab_parallel_embedding:VocabParallelEmbedding",
     "tensor_model_parallel_all_reduce": "sglang.srt.distributed:tensor_model_parallel_all_reduce",
+    # K3's output parsers, for comparison only
+    "KimiK3ReasoningDetector": "sglang.srt.parser.reasoning_parser:KimiK3Detector",
+    "KimiK3ToolDetector": "sglang.srt.function_call.kimik3_detector:KimiK3Detector",
     # attention backends and pools
     "AttentionBackend": "sglang.srt.layers.attention.base_attn_backend:AttentionBackend",
     "MambaAttnBackendBase": "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase",
