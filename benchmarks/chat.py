@@ -89,7 +89,11 @@ def history(tokens: int, message_tokens: int, name: str) -> list[dict[str, Any]]
 
 def encoder_rows(tokenizer: K3Tokenizer, plain: tiktoken.Encoding, tokens: int, repetitions: int) -> list[Row]:
     """The encoder beside a plain encode of the prompt's text."""
-    request = parse_request({"messages": history(tokens, min(1_000, tokens // 3), "encode")})
+    new = [
+        parse_request({"messages": history(tokens, min(1_000, tokens // 3), f"encode {number}")})
+        for number in range(repetitions + 1)
+    ]
+    request = new.pop()
     prompt = encode(request, tokenizer)
     text = tokenizer.decode(prompt.ids)
     cache = EncodeCache()
@@ -98,7 +102,7 @@ def encoder_rows(tokenizer: K3Tokenizer, plain: tiktoken.Encoding, tokens: int, 
     again_s = best(lambda: encode(more, tokenizer, cache), repetitions)
     return [
         Row(len(prompt.ids), "plain tiktoken encode", best(lambda: plain.encode_ordinary(text), repetitions)),
-        Row(len(prompt.ids), "encode", best(lambda: encode(request, tokenizer), repetitions)),
+        Row(len(prompt.ids), "encode", best(lambda: encode(new.pop(), tokenizer), repetitions)),
         Row(len(prompt.ids), "encode again, one message more", again_s),
     ]
 
