@@ -70,6 +70,9 @@ UPSTREAM: dict[str, str] = {
     "ServerStatus": "sglang.srt.managers.tokenizer_manager:ServerStatus",
     "http_server_state": "sglang.srt.entrypoints.http_server:_global_state",
     "kill_process_tree": "sglang.srt.utils.common:kill_process_tree",
+    # K3's output parsers, for comparison only
+    "KimiK3ReasoningDetector": "sglang.srt.parser.reasoning_parser:KimiK3Detector",
+    "KimiK3ToolDetector": "sglang.srt.function_call.kimik3_detector:KimiK3Detector",
     # attention backends and pools
     "get_token_to_kv_pool": "sglang.srt.model_executor.forward_context:get_token_to_kv_pool",
     "KVWriteLoc": "sglang.srt.mem_cache.memory_pool:KVWriteLoc",

@@ -21,6 +21,7 @@ from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Gateway, prepare
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.ledger.recorded import RecordedTurns
+from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,8 @@ def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer
     """
     images = ImageInput(settings)
     recorded = RecordedTurns(settings.recorded_tokens, settings.recorded_turns)
-    endpoints = _Endpoints(Gateway(settings, engine, tokenizer, recorded, images))
+    encoded = EncodeCache(settings.encoded_tokens)
+    endpoints = _Endpoints(Gateway(settings, engine, tokenizer, recorded, images, encoded))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:

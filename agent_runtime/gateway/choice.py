@@ -7,7 +7,15 @@ from typing import Any, Literal
 
 from agent_runtime.engine.types import Finish
 from agent_runtime.gateway.stops import StopFinder
-from k3_sglang.chat.events import CallArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, ReasoningDelta
+from k3_sglang.chat.events import (
+    CallArgumentsDelta,
+    CallEnd,
+    CallStart,
+    ContentBreak,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+)
 from k3_sglang.chat.parse import TurnParser
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import Channel, Message, ToolCall
@@ -32,6 +40,7 @@ class Delivered:
 
     ``message`` holds complete calls only. ``ids`` are the output ids when the turn is whole and ``message`` says
     all of it, so that it may be replayed from them; else None. ``warnings`` are the parser's codes.
+    ``schema_problems`` says where a whole turn breaks a schema that its grammar could not hold it to.
     """
 
     message: Message
@@ -41,6 +50,7 @@ class Delivered:
     incomplete_calls: tuple[IncompleteCall, ...]
     warnings: tuple[str, ...]
     ids: tuple[int, ...] | None
+    schema_problems: tuple[str, ...] = ()
 
 
 def new_call_id() -> str:
@@ -102,6 +112,8 @@ class Choice:
                     deltas.append({"reasoning_content": text})
                 case ContentDelta(text):
                     self._show(self._finder.feed(text), deltas)
+                case ContentBreak():
+                    self._show(self._finder.finish(), deltas)
                 case CallStart(index, call_id, name):
                     self._show(self._finder.finish(), deltas)
                     function = {"name": name, "arguments": ""}

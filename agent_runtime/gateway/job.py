@@ -18,8 +18,9 @@ from agent_runtime.gateway.sampling import output_budget, sampling_params, witho
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import Envelope
 from agent_runtime.ledger.recorded import RecordedTurns
+from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
-from k3_sglang.chat.grammar import constraint
+from k3_sglang.chat.grammar import turn_grammar
 from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.request_fields import shown
 from k3_sglang.chat.request_messages import image_sources
@@ -39,6 +40,7 @@ class Gateway:
     tokenizer: K3Tokenizer
     recorded: RecordedTurns
     images: ImageInput
+    encoded: EncodeCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +99,20 @@ def _encode(body: dict[str, Any], options: ChatOptions, session_header: str, fet
     settings = gateway.settings
     try:
         request = parse_request(body, images=gateway.images.request_images(fetched))
-        replayed = build_prompt(request, gateway.tokenizer, gateway.recorded)
-        held_to = constraint(request, request.start, force=settings.constrained_by_default)
+        replayed = build_prompt(request, gateway.tokenizer, gateway.recorded, gateway.encoded)
+        grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
     except ChatRequestError as error:
         raise _bad_request(error) from error
     except RecursionError as error:
         raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
     budget = output_budget(options, settings, replayed.prompt_tokens)
     sampling = sampling_params(options, settings, gateway.tokenizer, budget)
-    if held_to is not None:
-        sampling |= held_to  # a grammar has no place for ids of images
+    if grammar is not None:
+        sampling = {**sampling, **grammar.constraint()}  # a grammar has no place for ids of images
     elif gateway.images.media is not None:
         sampling = without_media(sampling, gateway.tokenizer)
-    envelope = Envelope(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), options.model, replayed.replay)
+    loosened = grammar.loosened if grammar is not None else ()
+    envelope = Envelope(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), options.model, replayed.replay, loosened)
     return Job(
         request=request,
         options=options,

@@ -6,7 +6,8 @@ from typing import Literal
 
 from agent_runtime.engine.types import EngineImage, expanded_len
 from agent_runtime.ledger.recorded import ContextDigest, RecordedTurns
-from k3_sglang.chat.encode import Prompt, render
+from k3_sglang.chat.encode import Prompt, encode_ids, render
+from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import Channel, ChatRequest, ImagePart, Message
@@ -58,21 +59,25 @@ class _Piece:
         context.extend(self.ids, [image.digest for image in self.images])
 
 
-def build_prompt(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns) -> ReplayedPrompt:
+def build_prompt(
+    request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns, cache: EncodeCache | None = None
+) -> ReplayedPrompt:
     """Encode a request, replacing each assistant turn that the record knows at this place by its ids.
 
     Equals ``encode`` of the request with those turns' ``recorded_ids`` set, in one pass over the history.
     Raises ChatRequestError as ``encode`` does.
     """
     try:
-        return _walk(request, tokenizer, recorded)
+        return _walk(request, tokenizer, recorded, cache)
     except ChatRequestError:
         # The walk renders pieces of the history, so only the whole names the message's true index.
         render(request)
         raise
 
 
-def _walk(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns) -> ReplayedPrompt:
+def _walk(
+    request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns, cache: EncodeCache | None
+) -> ReplayedPrompt:
     ids: list[int] = []
     images: list[ImagePart] = []
     context = ContextDigest()
@@ -85,18 +90,18 @@ def _walk(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns)
         ids.extend(piece.ids)
         images.extend(piece.images)
 
-    append(_piece(replace(bare, messages=head), tokenizer))
+    append(_piece(replace(bare, messages=head), tokenizer, cache))
     exact = 0
     for turn, following in zip_longest(turns, turns[1:]):
         spellings = recorded.find(context.digest(), request.start, turn[0])
         if not spellings:
-            append(_piece(replace(history, messages=turn), tokenizer))
+            append(_piece(replace(history, messages=turn), tokenizer, cache))
             continue
         exact += 1
-        pieces = (_replayed(turn, known, history, tokenizer) for known in spellings)
+        pieces = (_replayed(turn, known, history, tokenizer, cache) for known in spellings)
         append(_continued(list(pieces), context, following, request.start, recorded))
     end = replace(request, messages=(), tools=(), effort=None)
-    ids.extend(_piece(end, tokenizer).ids)
+    ids.extend(encode_ids(end, tokenizer, cache))
     return ReplayedPrompt(
         Prompt(tuple(ids), request.start),
         tuple(EngineImage(image.source, image.tokens) for image in images),
@@ -105,19 +110,24 @@ def _walk(request: ChatRequest, tokenizer: K3Tokenizer, recorded: RecordedTurns)
     )
 
 
-def _piece(part: ChatRequest, tokenizer: K3Tokenizer) -> _Piece:
+def _piece(part: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCache | None) -> _Piece:
     """Ids of some messages, and their images in the order of the pads (results are put in the order of the calls)."""
-    segments = render(part)
-    images = tuple(segment.image for segment in segments if segment.image is not None)
-    return _Piece(tokenizer.encode_segments(segments), images)
+    images: tuple[ImagePart, ...] = ()
+    if any(isinstance(piece, ImagePart) for message in part.messages for piece in message.content or ()):
+        images = tuple(segment.image for segment in render(part) if segment.image is not None)
+    return _Piece(encode_ids(part, tokenizer, cache), images)
 
 
 def _replayed(
-    turn: tuple[Message, ...], known: tuple[int, ...], history: ChatRequest, tokenizer: K3Tokenizer
+    turn: tuple[Message, ...],
+    known: tuple[int, ...],
+    history: ChatRequest,
+    tokenizer: K3Tokenizer,
+    cache: EncodeCache | None,
 ) -> _Piece:
     """A turn and what answers it, the assistant's own ids as they were generated."""
     spoken = replace(turn[0], recorded_ids=known, recorded_start=history.start)
-    return _piece(replace(history, messages=(spoken, *turn[1:])), tokenizer)
+    return _piece(replace(history, messages=(spoken, *turn[1:])), tokenizer, cache)
 
 
 def _continued(

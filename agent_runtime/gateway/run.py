@@ -3,7 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 from uuid import uuid4
 
@@ -17,6 +17,7 @@ from agent_runtime.gateway.errors import ApiError, from_engine, internal_error
 from agent_runtime.gateway.job import Gateway, Job
 from agent_runtime.gateway.sampling import for_choice
 from agent_runtime.gateway.wire import Usage
+from k3_sglang.chat.contract import contract_problems
 
 logger = logging.getLogger(__name__)
 
@@ -97,5 +98,12 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
         yield NewDelta(index, delta)
     if delivered.ids is not None:
         gateway.recorded.record(job.replayed.context, prompt.start, delivered.message, delivered.ids)
+    if job.envelope.loosened and delivered.finish_reason != "length":
+        delivered = replace(delivered, schema_problems=_schema_problems(job, delivered))
     usage = Usage(job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens)
     yield ChoiceEnd(index, delivered, usage)
+
+
+def _schema_problems(job: Job, delivered: Delivered) -> tuple[str, ...]:
+    content = delivered.message.content
+    return contract_problems(job.request, content if isinstance(content, str) else "", delivered.message.tool_calls)

@@ -67,6 +67,8 @@ class GatewaySettings(BaseModel):
     recorded_tokens: Count = 16_000_000
     """Output tokens kept for exact replay, 4 bytes each."""
     recorded_turns: Count = 100_000
+    encoded_tokens: Count = 4_000_000
+    """Prompt tokens of messages kept so that a history is not tokenised again: about 15 bytes each, text included."""
 
     @classmethod
     def from_file(cls, path: Path) -> "GatewaySettings":

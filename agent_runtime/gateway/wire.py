@@ -12,6 +12,9 @@ from k3_sglang.chat.types import Channel, ToolCall
 
 DONE_EVENT = b"data: [DONE]\n\n"
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+MAX_NOTES = 16
+MAX_NOTE_CHARS = 300
+"""Bounds of what an answer says about its schemas, which come from the client."""
 _LINE_ENDS = {point: f"\\u{point:04x}" for point in (0x85, 0x2028, 0x2029)}
 
 
@@ -27,12 +30,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What every object of one completion repeats."""
+    """What every object of one completion repeats.
+
+    ``loosened`` names what the request's schemas demand and its grammar could not hold the model to.
+    """
 
     id: str
     created: int
     model: str
     replay: Replay
+    loosened: tuple[str, ...] = ()
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """One event of a stream."""
@@ -79,7 +86,10 @@ class Envelope:
         }
 
     def _k3(self) -> dict[str, Any]:
-        return {"replay": {"verdict": self.replay.verdict, **asdict(self.replay)}}
+        facts: dict[str, Any] = {"replay": {"verdict": self.replay.verdict, **asdict(self.replay)}}
+        if self.loosened:
+            facts["loosened"] = [note[:MAX_NOTE_CHARS] for note in self.loosened[:MAX_NOTES]]
+        return facts
 
 
 def event(value: dict[str, Any]) -> bytes:
@@ -129,6 +139,8 @@ def _notes(delivered: Delivered) -> dict[str, Any]:
     notes: dict[str, Any] = {}
     if delivered.incomplete_calls:
         notes["incomplete_tool_calls"] = [asdict(call) for call in delivered.incomplete_calls]
+    if delivered.schema_problems:
+        notes["schema_problems"] = [note[:MAX_NOTE_CHARS] for note in delivered.schema_problems[:MAX_NOTES]]
     if delivered.warnings:
         notes["warnings"] = list(delivered.warnings)
     return {"k3": notes} if notes else {}

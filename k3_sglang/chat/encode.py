@@ -1,11 +1,12 @@
 """Conversations to K3 prompts: segments, then token ids."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from k3_sglang.chat.arguments import argument_text, load_arguments, type_name
 from k3_sglang.chat.canonical import canonical_json
+from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.toolresults import NamedResult, name_results
@@ -46,8 +47,8 @@ class Prompt:
     start: Channel
 
 
-def encode(request: ChatRequest, tokenizer: K3Tokenizer) -> Prompt:
-    """Token ids of a request's prompt; the request is not changed.
+def encode(request: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCache | None = None) -> Prompt:
+    """Token ids of a request's prompt; the request is not changed, and `cache` changes nothing but the time.
 
     Raises ChatRequestError as `render` does, and when recorded ids lack their `<|end_of_msg|>`.
     """
@@ -61,7 +62,28 @@ def encode(request: ChatRequest, tokenizer: K3Tokenizer) -> Prompt:
                 f"recorded ids end with {recorded[-1:]}, not with <|end_of_msg|> ({end}); "
                 "give finished turns only and let unfinished ones be rendered from their text",
             )
-    return Prompt(tuple(tokenizer.encode_segments(render(request))), request.start)
+    return Prompt(tuple(encode_ids(request, tokenizer, cache)), request.start)
+
+
+def encode_ids(request: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCache | None = None) -> list[int]:
+    """Ids of `render(request)`; raises as that does."""
+    if cache is None:
+        return tokenizer.encode_segments(render(request))
+    try:
+        parts = list(_parts(request))
+        ids: list[int] = []
+        for (key, segments), known in zip(parts, cache.find(key for key, _ in parts), strict=True):
+            if known is None:
+                made = tokenizer.encode_segments(segments)
+                ids += made
+                if key is not None:
+                    cache.keep(key, made)
+            else:
+                ids += known
+        return ids
+    except ChatRequestError:
+        render(request)  # meets the errors in their order
+        raise
 
 
 def render(request: ChatRequest) -> list[Segment]:
@@ -70,39 +92,54 @@ def render(request: ChatRequest) -> list[Segment]:
     Raises ChatRequestError for arguments that are not a JSON object, tool results no tool can be named for,
     and images of unknown size.
     """
-    segments: list[Segment] = []
+    return [segment for _, segments in _parts(request) for segment in segments]
+
+
+# A part of a prompt: a key that determines its ids, None if it is short or is made of recorded ids, and its segments.
+_Part = tuple[Hashable | None, Iterable[Segment]]
+
+
+def _parts(request: ChatRequest) -> Iterator[_Part]:
     if request.tools:
-        segments += _system("tool-declare", _TOOLS.format(canonical_json(list(request.tools))))
+        yield _system("tool-declare", _TOOLS.format(canonical_json(list(request.tools))))
     if request.thinking and request.effort is not None:
-        segments += _system("thinking-effort", _EFFORT.format(request.effort))
+        yield _system("thinking-effort", _EFFORT.format(request.effort))
     for index, message, result in name_results(request.messages):
-        segments += _message(index, message, result, request.thinking)
-    segments += _one_shot(request)
+        if message.role == "system" and message.tools:
+            yield _system("tool-declare", _NEW_TOOLS.format(canonical_json(list(message.tools))))
+        else:
+            yield _key(message, result, request.thinking), _message(index, message, result, request.thinking)
+    yield from _one_shot(request)
     if request.add_generation_prompt:
-        segments += _open("message", role="assistant")
-        segments += _open(request.start)
-    return segments
+        yield None, (*_open("message", role="assistant"), *_open(request.start))
 
 
-def _one_shot(request: ChatRequest) -> Iterator[Segment]:
+def _key(message: Message, result: NamedResult | None, thinking: bool) -> Hashable | None:
+    """All that a message's segments depend on."""
+    if message.recorded_ids is not None:
+        return None
+    content = message.content
+    if isinstance(content, tuple):
+        content = tuple(part.size if isinstance(part, ImagePart) else part.text for part in content)
+    return thinking, message.role, message.name, content, message.reasoning, message.tool_calls, result
+
+
+def _one_shot(request: ChatRequest) -> Iterator[_Part]:
     """Instructions for the next turn only; they come after the history, which stays cacheable."""
     if isinstance(request.tool_choice, str) and request.tool_choice in _TOOL_CHOICE:
-        yield from _system("tool-choice", _TOOL_CHOICE[request.tool_choice])
+        yield _system("tool-choice", _TOOL_CHOICE[request.tool_choice])
     wanted = request.response_format
     if wanted is not None:
         text = _RESPONSE_FORMAT.format(wanted.kind)
         if wanted.kind == "json_schema":
             text += _RESPONSE_SCHEMA.format(canonical_json(wanted.schema))
-        yield from _system("response-format", text)
+        yield _system("response-format", text)
 
 
 def _message(index: int, message: Message, result: NamedResult | None, thinking: bool) -> Iterator[Segment]:
     param = f"messages[{index}]"
     if message.role == "assistant":
         yield from _assistant(param, message, thinking)
-        return
-    if message.role == "system" and message.tools:
-        yield from _system("tool-declare", _NEW_TOOLS.format(canonical_json(list(message.tools))))
         return
     if result is not None:
         yield from _open("message", role="tool", tool=result.tool, index=str(result.position))
@@ -196,8 +233,8 @@ def _image(param: str, part: ImagePart) -> Segment:
     return Segment(text, True, image=part)
 
 
-def _system(kind: str, text: str) -> list[Segment]:
-    return [*_open("message", role="system", type=kind), Segment(text), *_end_message()]
+def _system(kind: str, text: str) -> _Part:
+    return (kind, text), (*_open("message", role="system", type=kind), Segment(text), *_end_message())
 
 
 def _open(tag: str, **attributes: str) -> tuple[Segment, ...]:

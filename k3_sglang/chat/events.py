@@ -20,6 +20,14 @@ class ContentDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ContentBreak:
+    """A structural token stood here: content before and after it is not one piece of text.
+
+    What looks for words in the content, such as a stop string, must not look across.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class CallStart:
     """A call's name is known; `index` counts calls of the turn from 0."""
 
@@ -45,7 +53,7 @@ class CallEnd:
     complete: bool
 
 
-Event: TypeAlias = ReasoningDelta | ContentDelta | CallStart | CallArgumentsDelta | CallEnd
+Event: TypeAlias = ReasoningDelta | ContentDelta | ContentBreak | CallStart | CallArgumentsDelta | CallEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,7 @@ WARNINGS = {
     "call_not_closed": "a call without its end is reported as incomplete",
     "call_without_name": "a call that names no tool was dropped",
     "calls_not_allowed": "the turn may hold no calls; its tools section was dropped",
+    "channel_out_of_order": "a think or response channel came after its time; its text is appended",
     "control_token": "a control token without a place in the protocol ended the turn",
     "duplicate_argument": "an argument was given twice; the first value counts",
     "malformed_tag": "an unknown, misplaced or cut element was dropped with what it held",

@@ -6,9 +6,11 @@ from typing import Any, TypedDict
 
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.grammar_rules import Rules, char_set, choice, control, integers, literal, repeat, words_except
-from k3_sglang.chat.grammar_schema import FREE, PRINTABLE, TEXT, TIGHT, Bounds, Member, SchemaRules
+from k3_sglang.chat.grammar_schema import FREE, PRINTABLE, TIGHT, Bounds, Member, SchemaRules
+from k3_sglang.chat.grammar_strings import TEXT, CountedLengths, raw_string
 from k3_sglang.chat.json_types import is_object
 from k3_sglang.chat.schema_keywords import StepBudget
+from k3_sglang.chat.tags import MAX_KEY_CHARS
 from k3_sglang.chat.types import Channel, ChatRequest, JSONObject, NamedTool
 
 # Places of the markers after the vocabulary's first control token; the same in every K3 vocabulary.
@@ -82,6 +84,7 @@ class _TurnBuilder:
         self._rules = Rules()
         self._loosened: list[str] = []
         self._budget = StepBudget(_SCHEMA_STEPS)
+        self._lengths = CountedLengths()
         self._tools = _callable_tools(request)
 
     @property
@@ -176,13 +179,20 @@ class _TurnBuilder:
         return choice(self._argument_list(schemas, branch) for branch in objects)
 
     def _argument_list(self, schemas: SchemaRules, schema: dict[str, Any]) -> str:
-        members = schemas.members(schema, nested=False)
+        members = self._nameable(schemas.members(schema, nested=False), schemas)
         parts = [self._argument(schemas, member) for member in members]
         allowed = schemas.additional(schema) if schema else None
         if allowed is not None and (schema.get("additionalProperties") or not members):
             key = words_except(self._rules, [_attribute_text(m.name) for m in members], _KEY_CHARS)
             parts.append(f"{self._elements(schemas, key, allowed)}*")
         return " ".join(parts) or '""'
+
+    def _nameable(self, members: list[Member], schemas: SchemaRules) -> list[Member]:
+        """The members whose names a tag can hold; a request refuses others only where it declares them directly."""
+        short = [member for member in members if len(member.name) <= MAX_KEY_CHARS]
+        if len(short) < len(members):
+            schemas.loosen(f"a property name of more than {MAX_KEY_CHARS} characters")
+        return short
 
     def _argument(self, schemas: SchemaRules, member: Member) -> str:
         element = self._elements(schemas, literal(_attribute_text(member.name)), member.schema)
@@ -202,10 +212,12 @@ class _TurnBuilder:
         if "const" in schema:
             return literal(schema["const"])
         low, high = schemas.lengths(schema)
-        return self._rules.add("raw", repeat(char_set(PRINTABLE if self._forced else TEXT), low, high))
+        if not self._forced:
+            return raw_string(self._rules, low, high)
+        return self._rules.add("raw", repeat(char_set(PRINTABLE), low, high))
 
     def _schema_rules(self, schema: Any, path: str) -> SchemaRules:
-        return SchemaRules(self._rules, schema, self._bounds, path, self._loosened, self._budget)
+        return SchemaRules(self._rules, schema, self._bounds, path, self._loosened, self._budget, self._lengths)
 
 
 def _callable_tools(request: ChatRequest) -> list[JSONObject]:

@@ -9,15 +9,13 @@ from typing import Any
 from k3_sglang.chat.arguments import TypeName
 from k3_sglang.chat.canonical import canonical_json
 from k3_sglang.chat.grammar_rules import Rules, char_set, choice, integers, literal, repeat, words_except
+from k3_sglang.chat.grammar_strings import JSON_CHARS, CountedLengths, json_string
 from k3_sglang.chat.json_types import is_list
 from k3_sglang.chat.schema_branches import JSON_TYPES, Branch, SchemaBranches
 from k3_sglang.chat.schema_keywords import StepBudget
 
-TEXT = ((0x00, 0x10FFFF),)
 PRINTABLE = ((0x20, 0x7E),)
-_JSON_CHARS = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF))
-_PLAIN_JSON_CHARS = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E))
-_JSON_ESCAPE = '"\\\\" (["\\\\/bfnrt] | "u" [0-9a-fA-F]{4})'
+_PRINTABLE_JSON = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E))
 _MAX_RULES = 20_000
 
 
@@ -29,28 +27,35 @@ class Bounds:
     string_chars: int | None
     more_items: int | None
     integer_limit: int
-    characters: tuple[tuple[int, int], ...]
     optional_members: bool
 
 
 # A trained model: room for any style of JSON, white space limited so that it cannot be filled forever.
-FREE = Bounds('(" " | "\\n" [ ]{0,40})?', None, None, 10**18 - 1, _JSON_CHARS, True)
+FREE = Bounds('(" " | "\\n" [ ]{0,40})?', None, None, 10**18 - 1, True)
 # Untrained weights: everything short.
-TIGHT = Bounds('""', 24, 2, 999, _PLAIN_JSON_CHARS, False)
+TIGHT = Bounds('""', 24, 2, 999, False)
 
 
 class SchemaRules:
     """Rules for the values of one schema document; `loosened` collects what they could not express."""
 
     def __init__(
-        self, rules: Rules, document: Any, bounds: Bounds, path: str, loosened: list[str], budget: StepBudget
+        self,
+        rules: Rules,
+        document: Any,
+        bounds: Bounds,
+        path: str,
+        loosened: list[str],
+        budget: StepBudget,
+        lengths: CountedLengths,
     ) -> None:
         any_types: tuple[TypeName, ...] = ("string",) if bounds is TIGHT else JSON_TYPES
         self.rules = rules
         self.bounds = bounds
         self.path = path
         self.loosened = loosened
-        self._alternatives = SchemaBranches(document, any_types, self._loosen, budget)
+        self._alternatives = SchemaBranches(document, any_types, self.loosen, budget)
+        self._lengths = lengths
         self._known: dict[str, str] = {}
 
     def value(self, schema: Any) -> str:
@@ -66,11 +71,11 @@ class SchemaRules:
     def branches(self, schema: Any) -> list[Branch]:
         """The schema as alternatives of one JSON type each; contradictions are loosened to anything."""
         if len(self.rules) > _MAX_RULES:
-            self._loosen("schema too large")
+            self.loosen("schema too large")
             schema = True
         found = list(self._alternatives.of(schema))
         if not found:
-            self._loosen("no value allowed")
+            self.loosen("no value allowed")
             found = list(self._alternatives.of(True))
         return found
 
@@ -85,9 +90,9 @@ class SchemaRules:
                 return self._array(schema)
             case "string":
                 low, high = self.lengths(schema)
-                chars = choice((char_set(self.bounds.characters), _JSON_ESCAPE))
-                chars = char_set(self.bounds.characters) if self.bounds is TIGHT else chars
-                return self.rules.add("string", f'"\\"" {repeat(chars, low, high)} "\\""')
+                if self.bounds is FREE:
+                    return json_string(self.rules, low, high)
+                return self.rules.add("string", f'"\\"" {repeat(char_set(_PRINTABLE_JSON), low, high)} "\\""')
             case "number":
                 return self.rules.add("number", self._number(schema))
             case "boolean":
@@ -102,9 +107,15 @@ class SchemaRules:
         if self.bounds.string_chars is not None:
             high = max(low, min(self.bounds.string_chars, self.bounds.string_chars if high is None else high))
         if high is not None and high < low:
-            self._loosen("minLength over maxLength")
+            self.loosen("minLength over maxLength")
             high = low
-        return low, high
+        if self.bounds is TIGHT:
+            return low, high
+        counted = self._lengths.countable(low, high)
+        for name, wanted, kept in zip(("minLength", "maxLength"), (low, high), counted, strict=True):
+            if kept != wanted:
+                self.loosen(f"{name} {wanted}")
+        return counted
 
     # Types ----------------------------------------------------------------------------------------
 
@@ -114,14 +125,17 @@ class SchemaRules:
         whole = schema.get("type") == "integer"
         bounded = low is not None or high is not None
         if not whole and bounded and self.bounds is FREE:
-            self._loosen("range of a non-integer number")
+            self.loosen("range of a non-integer number")
             low = high = None
         low, high = _default_bounds(low, high, limit)
         if low > high:
-            self._loosen("empty range")
+            self.loosen("empty range")
             low, high = 0, limit
-        if "multipleOf" in schema and self.bounds is TIGHT:
-            return _multiples(schema["multipleOf"], low, high) or integers(low, high)
+        if "multipleOf" in schema:
+            multiples = _multiples(schema["multipleOf"], low, high) if self.bounds is TIGHT else None
+            if multiples is not None:
+                return multiples
+            self.loosen("multipleOf")
         digits = integers(low, high)
         if whole or self.bounds is TIGHT:
             return digits
@@ -186,10 +200,11 @@ class SchemaRules:
             return ""
         space = self.bounds.space
         # Written without escapes, so that no other spelling of a declared name gets past.
-        key = words_except(self.rules, names, _JSON_CHARS)
+        key = words_except(self.rules, names, JSON_CHARS)
         return self.rules.add("pair", f'"\\"" {key} "\\"" {space} ":" {space} {self.value(allowed)}')
 
-    def _loosen(self, what: str) -> None:
+    def loosen(self, what: str) -> None:
+        """Note what the rules cannot express, once."""
         note = f"{self.path}: {what}"
         if note not in self.loosened:
             self.loosened.append(note)

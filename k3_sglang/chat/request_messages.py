@@ -80,7 +80,7 @@ class MessageParser:
             role=role,
             content=content,
             reasoning=_reasoning(value, param) if assistant else None,
-            tool_calls=_tool_calls(value.get("tool_calls"), f"{param}.tool_calls") if assistant else (),
+            tool_calls=self._tool_calls(value.get("tool_calls"), f"{param}.tool_calls") if assistant else (),
             tool_call_id=optional_text(value, "tool_call_id", param) if role == "tool" else None,
             name=optional_text(value, "name", param) or (optional_text(value, "tool", param) or None),
             tools=tools or None,
@@ -139,6 +139,15 @@ class MessageParser:
         if self._strict and role != "assistant":
             refuse_unknown(part, _TEXT_PART_KEYS, param, "a text part")
         return TextPart(text)
+
+    def _tool_calls(self, value: Any, param: str) -> tuple[ToolCall, ...]:
+        if value is None:
+            return ()
+        if not is_list(value):
+            wrong_type(param, value, "a list of tool calls or null")
+        return tuple(
+            _tool_call(call, f"{param}[{position}]", strict=self._strict) for position, call in enumerate(value)
+        )
 
     def _image(self, part: Mapping[str, Any], role: Role, param: str) -> ImagePart:
         if self._strict:
@@ -219,15 +228,7 @@ def _reasoning(value: Mapping[str, Any], param: str) -> str | None:
     return first or second
 
 
-def _tool_calls(value: Any, param: str) -> tuple[ToolCall, ...]:
-    if value is None:
-        return ()
-    if not is_list(value):
-        wrong_type(param, value, "a list of tool calls or null")
-    return tuple(_tool_call(call, f"{param}[{position}]") for position, call in enumerate(value))
-
-
-def _tool_call(call: Any, param: str) -> ToolCall:
+def _tool_call(call: Any, param: str, *, strict: bool) -> ToolCall:
     call = required_object(call, param)
     kind = call.get("type", "function")
     if kind not in ("function", None):
@@ -241,13 +242,17 @@ def _tool_call(call: Any, param: str) -> ToolCall:
     return ToolCall(
         id=optional_text(call, "id", param) or "",
         name=name,
-        arguments=_arguments_text(function.get("arguments"), f"{field}.arguments"),
+        arguments=_arguments_text(function.get("arguments"), f"{field}.arguments", strict=strict),
     )
 
 
-def _arguments_text(value: Any, param: str) -> str:
-    """Arguments as JSON text; an object is written out, null is empty."""
-    if value is None:
+def _arguments_text(value: Any, param: str, *, strict: bool) -> str:
+    """Arguments as JSON text; an object is written out, null is empty.
+
+    Strict takes the text "null" alike: several servers write it for a call without arguments, and clients send it
+    back as it came. The reference has it among what is no object.
+    """
+    if value is None or (strict and isinstance(value, str) and value.strip() == "null"):
         return ""
     if is_object(value):
         try:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from k3_sglang.chat.canonical import canonical_json
 from k3_sglang.chat.json_types import is_list, is_object
 from k3_sglang.chat.request_fields import optional_text, refuse, refuse_unknown, required_object, shown, wrong_type
+from k3_sglang.chat.tags import MAX_KEY_CHARS
 from k3_sglang.chat.types import JSONObject, NamedTool, ResponseFormat, ToolChoice
 
 TOOL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,127}")
@@ -79,11 +80,20 @@ def _check_parameters(schema: Any, param: str) -> None:
     kind = schema.get("type", "object")
     if kind != "object" and not (is_list(kind) and "object" in kind):
         refuse(f"{param}.type", "invalid_schema", f'got {shown(kind)}; tool arguments are always an "object"')
-    if not is_object(schema.get("properties", {})):
-        wrong_type(f"{param}.properties", schema["properties"], "an object of schemas by property name")
+    properties = schema.get("properties", {})
+    if not is_object(properties):
+        wrong_type(f"{param}.properties", properties, "an object of schemas by property name")
     required = schema.get("required", [])
     if not is_list(required) or not all(isinstance(name, str) for name in required):
         wrong_type(f"{param}.required", required, "a list of property names")
+    for key, names in (("properties", properties), ("required", required)):
+        long = next((name for name in names if len(name) > MAX_KEY_CHARS), None)
+        if long is not None:
+            refuse(
+                f"{param}.{key}",
+                "invalid_schema",
+                f"{shown(long)} is longer than the {MAX_KEY_CHARS} characters that an argument's name may have",
+            )
 
 
 def _check_renderable(value: Any, param: str) -> None:

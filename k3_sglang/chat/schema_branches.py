@@ -5,14 +5,12 @@ from typing import Any
 
 from k3_sglang.chat.arguments import TypeName, type_name
 from k3_sglang.chat.json_types import is_list, is_object
-from k3_sglang.chat.schema_keywords import StepBudget, usable
+from k3_sglang.chat.schema_check import follows
+from k3_sglang.chat.schema_keywords import StepBudget, resolve, usable
 
 JSON_TYPES: tuple[TypeName, ...] = ("object", "array", "string", "number", "boolean", "null")
 _BY_NAME: dict[str, TypeName] = {"integer": "number"}
 _BY_NAME.update((name, name) for name in JSON_TYPES)
-
-# A reference into a list counts its items; no schema has more than this many digits of them.
-_INDEX_DIGITS = 9
 
 Branch = tuple[TypeName, dict[str, Any]]
 
@@ -54,15 +52,8 @@ class SchemaBranches:
             base = {key: value for key, value in schema.items() if key != union}
             for alternative in schema[union]:
                 yield from self.of(self._merge(base, alternative), seen)
-        elif "const" in schema:
-            yield type_name(schema["const"]), {"const": schema["const"]}
-        elif "enum" in schema:
-            values = self._enum(schema)
-            if not self._budget.spend(len(values)):
-                yield from self.of(True)
-                return
-            for value in values:
-                yield type_name(value), {"const": value}
+        elif "const" in schema or "enum" in schema:
+            yield from self._listed(schema)
         else:
             yield from self._typed(schema)
 
@@ -77,17 +68,21 @@ class SchemaBranches:
                 self._note(f"type {kind!r}")
                 yield from self.of(True)
 
-    def _enum(self, schema: dict[str, Any]) -> list[Any]:
-        values: list[Any] = schema["enum"]
-        kinds = schema.get("type")
-        if kinds is None:
-            return values
-        allowed = {_BY_NAME.get(kind) for kind in (kinds if is_list(kinds) else [kinds])}
-        return [value for value in values if type_name(value) in allowed]
+    def _listed(self, schema: dict[str, Any]) -> Iterator[Branch]:
+        """Values given one by one, those that the keywords beside them allow."""
+        key = "const" if "const" in schema else "enum"
+        values: list[Any] = [schema["const"]] if key == "const" else schema["enum"]
+        if not self._budget.spend(len(values)):
+            yield from self.of(True)
+            return
+        beside = {name: rule for name, rule in schema.items() if name != key}
+        for value in values:
+            if not beside or follows(value, beside, self._document) is not False:
+                yield type_name(value), {"const": value}
 
     def _referred(self, schema: dict[str, Any], seen: tuple[str, ...]) -> Iterator[Branch]:
         reference: str = schema["$ref"]
-        target = _resolve(self._document, reference)
+        target = resolve(self._document, reference)
         if target is None or reference in seen:
             self._note(f"$ref {reference}")
             target = True
@@ -97,8 +92,13 @@ class SchemaBranches:
     def _joined(self, schema: dict[str, Any]) -> Any:
         joined: dict[str, Any] | bool = {key: value for key, value in schema.items() if key != "allOf"}
         for part in schema["allOf"]:
-            if is_object(part) and isinstance(part.get("$ref"), str):
-                part = _resolve(self._document, part["$ref"]) or True
+            if is_object(part) and isinstance(reference := part.get("$ref"), str):
+                target = resolve(self._document, reference)
+                if target is None:
+                    self._note(f"$ref {reference}")
+                    target = True
+                joined = self._merge(joined, target)
+                part = {key: value for key, value in part.items() if key != "$ref"}
             joined = self._merge(joined, part)
         return joined
 
@@ -113,13 +113,28 @@ class SchemaBranches:
         other = usable(other, self._note)
         merged = {**base, **other}
         if "properties" in base and "properties" in other:
-            merged["properties"] = {**base["properties"], **other["properties"]}
+            merged["properties"] = _joined_members(base["properties"], other["properties"])
         if "required" in base and "required" in other:
             merged["required"] = list(dict.fromkeys((*base["required"], *other["required"])))
+        if _is_closed(base, other) or _is_closed(other, base):
+            self._note("additionalProperties beside properties of another schema")
         clash = {key for key in base.keys() & other.keys() if base[key] != other[key]} - {"properties", "required"}
         if clash:
             self._note(f"{', '.join(sorted(clash))} given twice")
         return merged
+
+
+def _joined_members(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Properties of two schemas that both apply."""
+    both = {name: {"allOf": [base[name], other[name]]} for name in base if name in other and base[name] != other[name]}
+    return {**base, **other, **both}
+
+
+def _is_closed(schema: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether `schema` says what its undeclared properties are, and `other` declares some of them."""
+    if schema.get("additionalProperties", True) in (True, {}):
+        return False
+    return not other.get("properties", {}).keys() <= schema.get("properties", {}).keys()
 
 
 def _implied_types(schema: Mapping[str, Any]) -> Iterator[TypeName]:
@@ -132,19 +147,3 @@ def _implied_types(schema: Mapping[str, Any]) -> Iterator[TypeName]:
         yield "string"
     if schema.keys() & {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}:
         yield "number"
-
-
-def _resolve(document: Any, reference: str) -> Any:
-    """The schema a local reference points at; None if there is none."""
-    if not reference.startswith("#"):
-        return None
-    node = document
-    for part in reference[1:].split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if is_object(node) and key in node:
-            node = node[key]
-        elif is_list(node) and key.isdecimal() and len(key) <= _INDEX_DIGITS and int(key) < len(node):
-            node = node[int(key)]
-        else:
-            return None
-    return node

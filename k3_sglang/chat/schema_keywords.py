@@ -1,8 +1,8 @@
-"""Keywords of JSON schemas: which ones say what values are allowed, and which values of theirs can be used."""
+"""Keywords of JSON schemas: which say what values are allowed, which values of theirs can be used, where $ref leads."""
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from k3_sglang.chat.json_types import is_list, is_object
 
@@ -15,6 +15,9 @@ _ANNOTATIONS = frozenset(
 # The grammar engine counts in 32 bits, and a number in a rule is written out digit by digit.
 _MAX_COUNT = 10**9
 _MAX_NUMBER = 10**18
+
+# A reference into a list counts its items; no schema has more than this many digits of them.
+_INDEX_DIGITS = 9
 
 
 class StepBudget:
@@ -68,11 +71,13 @@ def _is_union(value: Any) -> bool:
     return is_list(value) and len(value) > 0
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether a keyword that counts has a usable value."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether a keyword that bounds numbers has a usable value."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     # Compared before it is converted: an integer may be too large for a float.
@@ -100,13 +105,30 @@ _EXPRESSED: dict[str, Callable[[Any], bool]] = {
     "additionalProperties": _is_schema,
     "items": _is_schema,
     "prefixItems": is_list,
-    "minItems": _is_count,
-    "maxItems": _is_count,
-    "minLength": _is_count,
-    "maxLength": _is_count,
-    "minimum": _is_number,
-    "maximum": _is_number,
-    "exclusiveMinimum": _is_number,
-    "exclusiveMaximum": _is_number,
+    "minItems": is_count,
+    "maxItems": is_count,
+    "minLength": is_count,
+    "maxLength": is_count,
+    "minimum": is_number,
+    "maximum": is_number,
+    "exclusiveMinimum": is_number,
+    "exclusiveMaximum": is_number,
+    "multipleOf": is_number,
 }
 """Keywords that rules express, with the test that their value must pass."""
+
+
+def resolve(document: Any, reference: str) -> Any:
+    """The schema a local reference points at; None if there is none."""
+    if not reference.startswith("#"):
+        return None
+    node = document
+    for part in reference[1:].split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if is_object(node) and key in node:
+            node = node[key]
+        elif is_list(node) and key.isdecimal() and len(key) <= _INDEX_DIGITS and int(key) < len(node):
+            node = node[int(key)]
+        else:
+            return None
+    return node

@@ -9,7 +9,11 @@ CHANNELS = frozenset(("think", "response", "tools"))
 ELEMENTS = frozenset((*CHANNELS, "call", "argument", "json", "message"))
 
 _LONGEST_ELEMENT = max(map(len, ELEMENTS))
-_MAX_HEADER_CHARS = 4096
+MAX_KEY_CHARS = 1024
+"""Longest argument key that a request may declare; a tag holds it however many of its characters need escaping."""
+
+# An undeclared key may be as long as fits here. A grammar that counted its characters would take the engine seconds.
+_MAX_HEADER_CHARS = 16_384
 _HEADER = re.compile(r'([a-z_]+)((?:\s+[A-Za-z_]+="[^"]*")*)\s*')
 _ATTRIBUTE = re.compile(r'([A-Za-z_]+)="([^"]*)"')
 

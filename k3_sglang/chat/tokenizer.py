@@ -180,7 +180,7 @@ class K3Tokenizer:
         return ids
 
     def _remember(self, text: str) -> tuple[int, ...]:
-        """Encode and keep the result, bounded: a full cache starts over, and a huge text is not kept."""
+        """Encode and keep the result of a short text (`EncodeCache` keeps long ones); a full memory starts over."""
         ids = tuple(self.encode_text(text))
         if len(ids) > _CACHE_TEXT_TOKENS:
             return ids
@@ -192,9 +192,9 @@ class K3Tokenizer:
         return ids
 
 
-# About 150 MB at most: 8 bytes per id and 28 for its integer, the texts, and each entry counted as 16 tokens.
-_CACHE_TOKENS = 4_000_000
-_CACHE_TEXT_TOKENS = 100_000
+# About 40 MB at most: 8 bytes per id and 28 for its integer, the texts, and each entry counted as 16 tokens.
+_CACHE_TOKENS = 1_000_000
+_CACHE_TEXT_TOKENS = 256
 _CACHE_ENTRY_TOKENS = 16
 
 

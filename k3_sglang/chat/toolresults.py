@@ -46,6 +46,8 @@ def _ordered(
     messages: Sequence[Message], begin: int, end: int, calls: Sequence[ToolCall]
 ) -> list[tuple[int, Message, ToolCall | None]]:
     """The run sorted by call, or as it stands (unmatched) when an id answers no call."""
+    if end - begin == len(calls) == 1 and calls[0].id and messages[begin].tool_call_id == calls[0].id:
+        return [(begin, messages[begin], calls[0])]  # the common case, told apart for long histories
     places = match_ids([messages[i].tool_call_id for i in range(begin, end)], calls)
     if None in places:
         return [(i, messages[i], None) for i in range(begin, end)]

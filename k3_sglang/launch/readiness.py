@@ -109,7 +109,8 @@ def engine_facts(announcements: Sequence[Announcement], *, own_model: bool, imag
                 f"no engine process announced {kind!r}: the plugin did not run there; SGLang logs and skips a plugin "
                 "that fails, so look for 'Failed to load plugin' or 'Failed to execute' in its log"
             )
-    model = by_kind["model"][0].details
+    # Of pipeline stages only the first has an encoder.
+    model = max(by_kind["model"], key=lambda announcement: int(announcement.details.get("image_parameters", 0))).details
     model_class = str(model.get("model_class"))
     if own_model and not model_class.startswith(OUR_PACKAGE):
         raise NotReady(f"engine serves {model_class}, expected a class of {OUR_PACKAGE[:-1]}; check model_impl")

@@ -21,8 +21,10 @@ from k3_sglang.chat.events import (
     ReasoningDelta,
 )
 from k3_sglang.chat.parse import TurnParser
-from k3_sglang.chat.tokenizer import K3Tokenizer
+from k3_sglang.chat.tokenizer import IncrementalDecoder, K3Tokenizer
 from k3_sglang.chat.types import Segment
+from k3_sglang.tiny.checkpoint import VOCABULARY
+from k3_sglang.tiny.recipe import TOKENIZER_CONFIG
 
 _SPECIALS = {
     0: "[BOS]",
@@ -71,6 +73,21 @@ def toy(toy_directory: Path) -> K3Tokenizer:
 def release(shared_k3: Path) -> K3Tokenizer:
     """The released vocabulary's tokenizer."""
     return K3Tokenizer.from_dir(shared_k3)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> K3Tokenizer:
+    """The tokenizer of the tiny model that comes with the package."""
+    folder = tmp_path_factory.mktemp("tiny_vocabulary")
+    (folder / "tiktoken.model").write_bytes(VOCABULARY.read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG), encoding="utf-8")
+    return K3Tokenizer.from_dir(folder)
+
+
+@pytest.fixture(scope="session", params=["toy", "tiny", "release"])
+def vocabulary(request: pytest.FixtureRequest) -> K3Tokenizer:
+    """Each of the vocabularies in turn."""
+    return request.getfixturevalue(request.param)
 
 
 def counting_ids() -> Callable[[], str]:
@@ -122,21 +139,28 @@ ParseEveryWay = Callable[..., ParsedTurn]
 
 @pytest.fixture
 def parse_every_way(toy: K3Tokenizer) -> ParseEveryWay:
-    """Parses output text given with marker spellings: whole, by 1, 3, 7 characters and by 1, 2, 5 tokens."""
+    """Parses output text given with marker spellings, as text and as ids: whole and by 1, 3 and 7 of them.
+
+    Ids by one are token boundaries; text is cut at those too.
+    """
 
     def run(text: str, *, start: str = "think", reason: str = "length", **options: Any) -> ParsedTurn:
         # Only text can be cut inside a marker; ids hold it whole or not at all.
         ids = toy.encode_segments([Segment(_CUT_MARKER.sub("", text), True)])
         results: list[ParsedTurn] = []
-        for size in (None, 1, 3, 7):
-            for mode, sequence in (("text", text), ("ids", ids)):
-                parser = TurnParser(toy, start=start, new_call_id=counting_ids(), **options)  # type: ignore[arg-type]
-                feed = parser.feed_text if mode == "text" else parser.feed
-                events = [event for piece in pieces_of(sequence, size) for event in feed(piece)]
-                events += parser.finish(reason)  # type: ignore[arg-type]
-                turn = parser.turn
-                assert assemble(events) == (turn.reasoning, turn.content, turn.calls), (mode, size)
-                results.append(turn)
+        decoder = IncrementalDecoder(toy)
+        by_token = [decoder.feed([token]) for token in toy.encode_segments([Segment(text, True)])] + [decoder.finish()]
+        wholes: tuple[tuple[str, Any], ...] = (("text", text), ("ids", ids))
+        runs: list[tuple[str, list[Any]]] = [("text", by_token)]
+        runs += [(mode, list(pieces_of(whole, size))) for size in (None, 1, 3, 7) for mode, whole in wholes]
+        for mode, pieces in runs:
+            parser = TurnParser(toy, start=start, new_call_id=counting_ids(), **options)  # type: ignore[arg-type]
+            feed: Callable[[Any], list[Event]] = parser.feed_text if mode == "text" else parser.feed
+            events = [event for piece in pieces for event in feed(piece)]
+            events += parser.finish(reason)  # type: ignore[arg-type]
+            turn = parser.turn
+            assert assemble(events) == (turn.reasoning, turn.content, turn.calls), (mode, len(pieces))
+            results.append(turn)
         assert all(turn == results[0] for turn in results), results
         return results[0]
 

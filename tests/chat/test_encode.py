@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 
 import pytest
 
@@ -16,7 +15,7 @@ PLACEHOLDER = "<|kimi_image_placeholder|>"
 
 
 class TestB27Placeholders:
-    def test_they_are_text_everywhere_and_the_one_image_takes_its_place(self, toy: K3Tokenizer) -> None:
+    def test_b27_they_are_text_everywhere_and_the_one_image_takes_its_place(self, toy: K3Tokenizer) -> None:
         image = ImagePart("img", (640, 480))
         request = ChatRequest(
             messages=(
@@ -29,6 +28,18 @@ class TestB27Placeholders:
         assert ids.count(toy.special.media_pad) == 1
         assert toy.decode(ids).count(PLACEHOLDER) == 5
 
+    def test_b27_in_a_request_they_cost_nothing_and_are_rendered_as_they_are(self) -> None:
+        call = {"id": "c1", "function": {"name": "f", "arguments": json.dumps({"p": "k.py", "q": [PLACEHOLDER]})}}
+        messages = [
+            {"role": "user", "content": [{"type": "text", "text": PLACEHOLDER}]},
+            {"role": "assistant", "content": "", "reasoning_content": f"it sets {PLACEHOLDER}", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": f'image_placeholder = "{PLACEHOLDER}"'},
+        ]
+        segments = render(parse_request({"messages": messages}))
+        holding = [segment for segment in segments if PLACEHOLDER in segment.text]
+        assert len(holding) == 4
+        assert not any(segment.allow_special for segment in holding)
+
 
 class TestB28Injection:
     MARKERS = [
@@ -39,10 +50,12 @@ class TestB28Injection:
         "[PAD]",
         "[EOS]",
         "<|media_pad|>",
+        "<|kimi_image_placeholder|>",
+        "<|reserved_token_163591|>",
         'message role="system"',
     ]
 
-    def test_a_thousand_hostile_texts_make_no_control_token_anywhere(self, toy: K3Tokenizer) -> None:
+    def test_b28_a_thousand_hostile_texts_make_no_control_token_anywhere(self, vocabulary: K3Tokenizer) -> None:
         def structure(text: str, name: str) -> list[int]:
             tool = {"type": "function", "function": {"name": name, "description": text}}
             call = ToolCall("c", name, json.dumps({text: [text], "s": text}))
@@ -53,8 +66,8 @@ class TestB28Injection:
                 Message("assistant", text, "r" + text, (call,)),
                 Message("tool", text, tool_call_id="c"),
             )
-            ids = encode(ChatRequest(messages, tools=(tool,)), toy).ids
-            return [token for token in ids if toy.is_special(token)]
+            ids = encode(ChatRequest(messages, tools=(tool,)), vocabulary).ids
+            return [token for token in ids if token >= vocabulary.base_tokens]
 
         drawn = random.Random(3)
         plain = structure("text", "f")
@@ -62,7 +75,7 @@ class TestB28Injection:
             text = "x" + "".join(drawn.choice((*self.MARKERS, "a", " ", "\n")) for _ in range(drawn.randrange(8)))
             assert structure(text, drawn.choice((".hidden", "f", "<|sep|>"))) == plain
 
-    def test_the_pieces_of_an_attribute_are_tokenised_apart(self, release: K3Tokenizer) -> None:
+    def test_b28_the_pieces_of_an_attribute_are_tokenised_apart(self, release: K3Tokenizer) -> None:
         request = ChatRequest((Message("assistant", "", None, (ToolCall("c", ".hidden", "{}"),)),), effort=None)
         segments = [segment.text for segment in render(request)]
         place = segments.index(" tool")
@@ -71,19 +84,19 @@ class TestB28Injection:
 
 
 class TestB29Images:
-    def test_they_stand_in_place_with_their_size_and_no_separators(self) -> None:
+    def test_b29_they_stand_in_place_with_their_size_and_no_separators(self) -> None:
         parts = (TextPart("look: "), ImagePart("img", (640, 480)), TextPart(" ok?"))
         segments = render(ChatRequest((Message("user", parts),), effort=None))
         wrapper = "<|media_begin|>image 640x480<|media_content|><|media_pad|><|media_end|>"
         place = segments.index(Segment(wrapper, True, image=parts[1]))
         assert [s.text for s in segments[place - 1 : place + 2]] == ["look: ", wrapper, " ok?"]
 
-    def test_a_size_is_needed(self) -> None:
+    def test_b29_a_size_is_needed(self) -> None:
         with pytest.raises(ChatRequestError, match=r"messages\[0\].content\[0\]") as caught:
             render(ChatRequest((Message("user", (ImagePart("img"),)),)))
         assert caught.value.code == "image_count_mismatch"
 
-    def test_sizes_left_over_are_refused(self) -> None:
+    def test_b29_sizes_left_over_are_refused(self) -> None:
         with pytest.raises(ChatRequestError, match="left over"):
             parse_request({"messages": [], "image_sizes": [[1, 2]]}, lenient=True)
 
@@ -146,21 +159,3 @@ def test_an_empty_request_is_the_generation_prompt_alone(toy: K3Tokenizer) -> No
     prompt = encode(ChatRequest(()), toy)
     assert isinstance(prompt, Prompt)
     assert toy.decode(prompt.ids).endswith('<|open|>message role="assistant"<|sep|><|open|>think<|sep|>')
-
-
-@pytest.mark.timeout(300)
-def test_one_more_turn_on_a_300k_token_history_is_encoded_in_milliseconds(release: K3Tokenizer) -> None:
-    """The aim is 5 ms on an idle core; the limit here leaves room for a busy one."""
-    words = "measure the flow of water through a narrow channel and note it down; "
-    history: list[Message] = []
-    for number in range(150):
-        history.append(Message("user", f"{number}: " + words * 70))
-        history.append(Message("assistant", f"{number}: " + words * 40, f"thought {number} " + words * 35))
-    assert len(encode(ChatRequest(tuple(history)), release).ids) > 300_000
-    times: list[float] = []
-    for number in range(5):
-        history.append(Message("user", f"new question {number}"))
-        begin = time.perf_counter()
-        encode(ChatRequest(tuple(history)), release)
-        times.append(time.perf_counter() - begin)
-    assert min(times) < 0.05

@@ -169,30 +169,30 @@ BAD_TOOLS: list[tuple[Any, str, str]] = [
 
 class TestB32DeclaredTools:
     @pytest.mark.parametrize(("tools", "where", "code"), BAD_TOOLS)
-    def test_malformed_tools_are_refused_at_the_top(self, tools: Any, where: str, code: str) -> None:
+    def test_b32_malformed_tools_are_refused_at_the_top(self, tools: Any, where: str, code: str) -> None:
         error = refusal(body(tools=tools))
         assert (error.param, error.code) == (f"tools{where}", code)
 
     @pytest.mark.parametrize(("tools", "where", "code"), BAD_TOOLS)
-    def test_and_in_a_system_message(self, tools: Any, where: str, code: str) -> None:
+    def test_b32_and_in_a_system_message(self, tools: Any, where: str, code: str) -> None:
         error = refusal({"messages": [USER, {"role": "system", "tools": tools}]})
         assert (error.param, error.code) == (f"messages[1].tools{where}", code)
 
     @pytest.mark.parametrize("role", ["user", "assistant", "tool"])
-    def test_only_system_messages_declare_tools(self, role: str) -> None:
+    def test_b32_only_system_messages_declare_tools(self, role: str) -> None:
         error = refusal({"messages": [{"role": role, "content": "x", "name": "f", "tools": [WEATHER]}]})
         assert (error.param, error.code) == ("messages[0].tools", "tools_on_wrong_role")
 
     @pytest.mark.parametrize("content", ["text", [{"type": "text", "text": "x"}]])
-    def test_a_message_that_declares_tools_has_no_content(self, content: Any) -> None:
+    def test_b32_a_message_that_declares_tools_has_no_content(self, content: Any) -> None:
         error = refusal({"messages": [{"role": "system", "content": content, "tools": [WEATHER]}]})
         assert (error.param, error.code) == ("messages[0].content", "content_beside_tools")
 
-    def test_names_are_unique_across_the_request_and_all_messages(self) -> None:
+    def test_b32_names_are_unique_across_the_request_and_all_messages(self) -> None:
         error = refusal({"messages": [{"role": "system", "tools": [WEATHER]}], "tools": [WEATHER]})
         assert (error.param, error.code) == ("messages[0].tools[0].function.name", "duplicate_tool")
 
-    def test_dynamic_tools_are_rendered_in_place_and_can_be_chosen(self) -> None:
+    def test_b32_dynamic_tools_are_rendered_in_place_and_can_be_chosen(self) -> None:
         request = {
             "messages": [USER, {"role": "system", "tools": [WEATHER]}],
             "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
@@ -201,7 +201,7 @@ class TestB32DeclaredTools:
         assert text.index("hi") < text.index("## New Tools Available") < text.index('"get_weather"')
         assert parse_request(request).tool_choice == NamedTool("get_weather")
 
-    def test_deep_nesting_is_refused_or_rendered_but_never_crashes(self) -> None:
+    def test_b32_deep_nesting_is_refused_or_rendered_but_never_crashes(self) -> None:
         schema: dict[str, Any] = {}
         for _ in range(100_000):
             schema = {"items": schema}
@@ -226,15 +226,15 @@ class TestB33SchemasInTheWild:
             None,
         ],
     )
-    def test_they_are_rendered_verbatim_with_sorted_keys(self, parameters: Any) -> None:
+    def test_b33_they_are_rendered_verbatim_with_sorted_keys(self, parameters: Any) -> None:
         declared = tool(parameters=parameters)
         expected = json.dumps([declared], sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         assert f"```json\n{expected}\n```" in prompt(body(tools=[declared]))
 
-    def test_missing_parameters_are_fine(self) -> None:
+    def test_b33_missing_parameters_are_fine(self) -> None:
         assert '[{"function":{"name":"f"},"type":"function"}]' in prompt(body(tools=[tool()]))
 
-    def test_messages_a_server_produced_are_accepted_back(self) -> None:
+    def test_b33_messages_a_server_produced_are_accepted_back(self) -> None:
         echo = {
             "role": "assistant",
             "content": None,
@@ -249,7 +249,20 @@ class TestB33SchemasInTheWild:
         text = prompt({"messages": [USER, echo, {"role": "tool", "tool_call_id": "a"}]})
         assert 'message role="tool" tool="f" index="1"' in text
 
-    def test_the_request_is_not_changed(self) -> None:
+    def test_b33_names_of_participants_are_escaped_attributes(self) -> None:
+        messages = [{"role": role, "name": 'A & "B"', "content": "x"} for role in ("system", "user", "assistant")]
+        text = prompt({"messages": messages})
+        for role in ("system", "user", "assistant"):
+            assert f'<|open|>message role="{role}" name="A &amp; &quot;B&quot;"<|sep|>' in text
+
+    @pytest.mark.parametrize("content", ["", None, []])
+    def test_b33_a_turn_of_calls_needs_no_content_and_a_result_none_either(self, content: Any) -> None:
+        calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+        turn = {"role": "assistant", "content": content, "tool_calls": calls}
+        text = prompt({"messages": [USER, turn, {"role": "tool", "tool_call_id": "a", "content": content}]})
+        assert "<|open|>response<|sep|><|close|>response<|sep|><|open|>tools<|sep|>" in text
+
+    def test_b33_the_request_is_not_changed(self) -> None:
         request = body(tools=[WEATHER], response_format={"type": "json_object"}, thinking={"type": "enabled"})
         before = copy.deepcopy(request)
         prompt(request)
@@ -260,7 +273,7 @@ class TestB20Case20Thinking:
     @pytest.mark.parametrize(
         "fields", [{"thinking": {"type": "disabled"}}, {"thinking": False}, {"reasoning_effort": "none"}]
     )
-    def test_thinking_off_opens_the_response_and_gives_no_directive(self, fields: dict[str, Any]) -> None:
+    def test_b20_case20_thinking_off_opens_the_response_and_gives_no_directive(self, fields: dict[str, Any]) -> None:
         text = prompt(body(**fields))
         assert text.endswith('<|open|>message role="assistant"<|sep|><|open|>response<|sep|>')
         assert "thinking_effort" not in text
@@ -279,12 +292,12 @@ class TestB20Case20Thinking:
             ({"thinking": True, "reasoning_effort": "high"}, "high"),
         ],
     )
-    def test_effort_goes_to_k3s_tiers(self, fields: dict[str, Any], tier: str) -> None:
+    def test_b20_case20_effort_goes_to_k3s_tiers(self, fields: dict[str, Any], tier: str) -> None:
         assert f"`thinking_effort={tier}`" in prompt(body(**fields))
 
 
 class TestCase17SplitTurns:
-    def test_prose_and_calls_in_two_messages_become_one_turn(self) -> None:
+    def test_case17_prose_and_calls_in_two_messages_become_one_turn(self) -> None:
         calls = [{"id": "c0", "function": {"name": "f", "arguments": "{}"}}]
         request = {
             "messages": [
@@ -301,7 +314,7 @@ class TestCase17SplitTurns:
             (ToolCall("c0", "f", "{}"),),
         )
 
-    def test_two_separate_turns_stay_apart(self) -> None:
+    def test_case17_two_separate_turns_stay_apart(self) -> None:
         request = {"messages": [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]}
         assert len(parse_request(request).messages) == 2
 

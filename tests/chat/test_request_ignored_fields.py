@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from k3_sglang.chat.encode import encode
+from k3_sglang.chat.encode import encode, render
 from k3_sglang.chat.errors import MAX_PARAM_CHARS, ChatRequestError
 from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.tokenizer import K3Tokenizer
+from k3_sglang.chat.types import ChatRequest
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
@@ -68,6 +69,15 @@ def test_what_clients_send_empty_with_every_message_is_accepted() -> None:
     part = text_part(cache_control={"type": "ephemeral"}, annotations=None)
     request = parse_request({"messages": [padded, part]})
     assert request.messages[0] == parse_request(body()).messages[0]
+
+
+@pytest.mark.parametrize("arguments", ["null", " null\n", "", "  ", None, {}, "{}"])
+def test_every_way_to_say_no_arguments_renders_a_call_without_any(arguments: Any) -> None:
+    """Servers write "null" for a call of a tool without parameters, and clients send it back as it came."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    (turn,) = parse_request({"messages": [{"role": "assistant", "tool_calls": [call]}]}).messages
+    text = "".join(segment.text for segment in render(ChatRequest((turn,))))
+    assert '<|open|>call tool="f" index="1"<|sep|><|close|>call<|sep|>' in text
 
 
 def test_the_path_in_a_refusal_is_bounded() -> None:

@@ -100,9 +100,18 @@ def test_one_of_beside_any_of_counts_too() -> None:
         "anyOf": [{"type": "string"}, {"type": "integer"}],
         "oneOf": [{"maxLength": 3}, {"maxLength": 5}],
     }
-    grammar = grammar_of(schema)
+    grammar = grammar_of(schema, force=True)
     assert grammar.loosened == ()
     assert "{0,3}" in grammar.ebnf and "{0,5}" in grammar.ebnf
+
+
+def test_string_lengths_are_counted_up_to_a_limit_of_each_and_of_all() -> None:
+    """Each counted character takes the engine a pass over its whole vocabulary before it starts."""
+    lengths = {f"p{low}_{high}": {"minLength": low, "maxLength": high} for low in range(9) for high in range(9, 17)}
+    grammar = grammar_of({"properties": {**lengths, **{f"again_{name}": rule for name, rule in lengths.items()}}})
+    assert any("Length" in note for note in grammar.loosened)
+    assert grammar.ebnf.count("\nchars") < 100
+    assert grammar_of({"properties": {f"p{i}": {"maxLength": 16} for i in range(200)}}).loosened == ()
 
 
 KEYWORDS = (

@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_runtime.engine.types import Finish
+from agent_runtime.gateway.choice import Choice
 from agent_runtime.gateway.stops import StopFinder
+from k3_sglang.chat.tokenizer import K3Tokenizer
+from k3_sglang.chat.types import Segment
 from tests.gateway.bodies import chat, chat_with_tool, streamed
 from tests.gateway.conftest import Running
 from tests.gateway.stub_engine import Script, StubEngine, says
@@ -80,3 +84,23 @@ async def test_text_held_back_for_a_stop_string_is_shown_before_a_call(
 async def test_unusable_stop_strings_are_refused(offline: Running, stop: Any) -> None:
     error = (await offline.ask(chat(stop=stop), 400))["error"]
     assert error["param"].startswith("stop") and error["code"] == "invalid_value"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("between", "shown"),
+    [
+        ("<|close|>response<|sep|><|open|>response<|sep|>", "one STOP two"),  # the channel is opened again
+        ("<|sep|>", "one STOP two"),  # a marker that delimits nothing
+        ("", "one "),
+    ],
+)
+def test_a_stop_string_is_not_found_across_a_structural_token(
+    tokenizer: K3Tokenizer, writer: TurnWriter, between: str, shown: str, size: int
+) -> None:
+    choice = Choice(tokenizer, "response", calls_allowed=False, stops=("STOP",))
+    ids = [*writer.text("one ST"), *tokenizer.encode_segments([Segment(between, True)]), *writer.text("OP two")]
+    for begin in range(0, len(ids), size):
+        choice.feed(ids[begin : begin + size])
+    _, delivered = choice.finish(Finish(type="length", matched=None))
+    assert delivered.message.content == shown

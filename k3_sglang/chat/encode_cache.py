@@ -1,0 +1,87 @@
+"""Ids of parts of prompts, by what the parts say, so that a history is not tokenised again with every turn."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from threading import Lock
+
+DEFAULT_MAX_TOKENS = 4_000_000
+_ENTRY_TOKENS = 64
+
+
+class _Entry:
+    """Ids of one part, and the number of the look-up that used it last."""
+
+    __slots__ = ("ids", "used")
+
+    def __init__(self, ids: tuple[int, ...], used: int) -> None:
+        self.ids = ids
+        self.used = used
+
+    @property
+    def cost(self) -> int:
+        return len(self.ids) + _ENTRY_TOKENS
+
+
+class EncodeCache:
+    """Bounded map from a part of a prompt (a message, a tool list) to its ids; thread-safe.
+
+    A key is all that its part's ids depend on, compared by value: equal keys mean equal ids. When the bound is
+    reached, the parts unused for longest go, a quarter of all. An id costs 8 bytes, a key its text, an entry counts
+    as 64 tokens more: at most about 60 MB for 4,000,000 tokens. A part larger than a quarter of the bound is not kept.
+    """
+
+    def __init__(self, max_tokens: int = DEFAULT_MAX_TOKENS) -> None:
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens={max_tokens} must be at least 1")
+        self._max_tokens = max_tokens
+        self._parts: dict[Hashable, _Entry] = {}
+        self._tokens = 0
+        self._lookups = 0
+        self._numbers: dict[int, int] = {}
+        self._lock = Lock()
+
+    def find(self, keys: Iterable[Hashable | None]) -> list[tuple[int, ...] | None]:
+        """Ids of each part, None where the key is None or the part is not known. Counts as a use."""
+        known = self._parts.get
+        found: list[tuple[int, ...] | None] = []
+        with self._lock:
+            self._lookups += 1
+            now = self._lookups
+            for key in keys:
+                # A key is hashed once: a history has thousands.
+                entry = None if key is None else known(key)
+                if entry is None:
+                    found.append(None)
+                else:
+                    entry.used = now
+                    found.append(entry.ids)
+        return found
+
+    def keep(self, key: Hashable, ids: Sequence[int]) -> None:
+        """Remember the ids of a part."""
+        if (len(ids) + _ENTRY_TOKENS) * 4 > self._max_tokens:
+            return
+        with self._lock:
+            if key in self._parts:
+                return
+            # Each number once in memory, however often it occurs.
+            entry = _Entry(tuple(map(self._numbers.setdefault, ids, ids)), self._lookups)
+            if self._tokens + entry.cost > self._max_tokens:
+                self._forget(self._max_tokens * 3 // 4 - entry.cost)
+            self._parts[key] = entry
+            self._tokens += entry.cost
+
+    def _forget(self, left_tokens: int) -> None:
+        """Drop the parts unused for longest until no more than this is kept."""
+        for key, entry in sorted(self._parts.items(), key=lambda item: item[1].used):
+            if self._tokens <= left_tokens:
+                break
+            del self._parts[key]
+            self._tokens -= entry.cost
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def tokens(self) -> int:
+        """What is kept now, in tokens, 64 for each entry included."""
+        return self._tokens
