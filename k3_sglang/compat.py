@@ -31,6 +31,21 @@ UPSTREAM: dict[str, str] = {
     "ServerArgs": "sglang.srt.server_args:ServerArgs",
     "KimiLinearConfig": "sglang.srt.configs.kimi_linear:KimiLinearConfig",
     "get_parallel": "sglang.srt.runtime_context:get_parallel",
+    # prefix cache
+    "register_radix_cache_backend": "sglang.srt.mem_cache.registry:register_radix_cache_backend",
+    "registered_radix_cache_backends": "sglang.srt.mem_cache.registry:registered_radix_cache_backends",
+    "create_unified_radix_cache": "sglang.srt.mem_cache.registry:create_unified_radix_cache",
+    "zero_match_result": "sglang.srt.mem_cache.base_prefix_cache:zero_match_result",
+    "EvictParams": "sglang.srt.mem_cache.base_prefix_cache:EvictParams",
+    "ComponentType": "sglang.srt.mem_cache.unified_cache.component_type:ComponentType",
+    "CacheTransferPhase": "sglang.srt.mem_cache.unified_cache.components.base:CacheTransferPhase",
+    "EvictLayer": "sglang.srt.mem_cache.unified_cache.components.base:EvictLayer",
+    "InternalStateBackup": "sglang.srt.mem_cache.unified_cache.components.base:InternalStateBackup",
+    "LRURefreshPhase": "sglang.srt.mem_cache.unified_cache.components.base:LRURefreshPhase",
+    "MambaComponent": "sglang.srt.mem_cache.unified_cache.components.mamba:MambaComponent",
+    "FullComponent": "sglang.srt.mem_cache.unified_cache.components.full:FullComponent",
+    "AddReqResult": "sglang.srt.managers.schedule_policy:AddReqResult",
+    "get_exec": "sglang.srt.runtime_context:get_exec",
     # model building blocks
     "RadixAttention": "sglang.srt.layers.radix_attention:RadixAttention",
     "RadixLinearAttention": "sglang.srt.layers.radix_linear_attention:RadixLinearAttention",
@@ -49,6 +64,8 @@ HOOK_TARGETS: dict[str, str] = {
     "get_quantization_config": "sglang.srt.model_loader.loader._get_quantization_config",
     "KDAAttnBackend": "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend",
     "cuda_host_register": "sglang.srt.mem_cache.pool_host.common._cuda_host_register",
+    "prefill_admission": "sglang.srt.managers.schedule_policy.PrefillAdder._select_prefill_admission",
+    "prefill_continuation": "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
     "runner_ready": "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends",
 }
 """Dotted paths handed to SGLang's hook registry."""

@@ -41,10 +41,11 @@ def uses_own_model() -> bool:
 
 
 def register() -> None:
-    """Register model, backends, tokenizer and announcements with SGLang."""
+    """Register model, backends, cache, tokenizer and announcements with SGLang."""
     _register_tokenizer()
     _register_text_architecture()
     _register_announcements()
+    _register_cache()
     if uses_own_model():
         if os.environ.get(EXTERNAL_PACKAGE_ENV) != MODELS_PACKAGE:
             compat.ModelRegistry.register(MODELS_PACKAGE, overwrite=True, strict=True)
@@ -74,6 +75,17 @@ def _register_text_architecture() -> None:
             support_mamba_cache_extra_buffer=True,
         )
     )
+
+
+def _register_cache() -> None:
+    """Offer the checkpoint cache under its name; the hooks do nothing while another cache is in use."""
+    from k3_sglang.cache import factory, scheduling
+
+    if factory.BACKEND not in compat.registered_radix_cache_backends():
+        compat.register_radix_cache_backend(factory.BACKEND, factory.build)
+    around = compat.HookType.AROUND
+    compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_admission"], scheduling.select_admission, around)
+    compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_continuation"], scheduling.add_chunked, around)
 
 
 def _register_announcements() -> None:

@@ -92,6 +92,11 @@ def _pool_flags(resolved: Resolved) -> list[Flag]:
 
 
 def _cache_flags(resolved: Resolved) -> list[Flag]:
+    if resolved.settings.cache == "k3":
+        return [
+            Flag("radix-cache-backend", "k3", "checkpoints are kept by value"),
+            Flag("mamba-radix-cache-strategy", *_state_strategy(resolved)),
+        ]
     return [
         Flag(
             "mamba-radix-cache-strategy",
@@ -99,6 +104,13 @@ def _cache_flags(resolved: Resolved) -> list[Flag]:
             "auto may fall back to no_buffer, which keeps states only at request ends",
         ),
     ]
+
+
+def _state_strategy(resolved: Resolved) -> tuple[str, str]:
+    """How the k3 cache gets its states, and why."""
+    if resolved.page_size == 1 and not resolved.overlap:
+        return "no_buffer", "the state at the exact end of a chunk or turn, without spare slots per request"
+    return "extra_buffer", "pages or overlapped steps need snapshots on a grid"
 
 
 def _cpu_flags() -> list[Flag]:

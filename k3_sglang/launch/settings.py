@@ -52,6 +52,9 @@ class LaunchSettings(BaseModel):
     overlap: Literal["auto", "on", "off"] = Field(
         "auto", description="prepare the next step while one runs; auto: on a GPU only"
     )
+    cache: Literal["k3", "sglang"] = Field(
+        "sglang", description="who decides which prefixes stay reusable: our checkpoint cache, or SGLang's own"
+    )
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="always decode under a turn grammar; auto: only for untrained weights"
     )
