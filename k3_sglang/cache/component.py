@@ -260,9 +260,7 @@ class CheckpointComponent(MambaComponent):
             logger.error("the checkpoint index lost step with the tree and was rebuilt; please report this")
             self._resynchronise()
 
-    def _evict_device_next_node(
-        self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
-    ) -> Any:
+    def _evict_device_next_node(self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any) -> Any:
         core, kind = self.tree_core, self.component_type
         if tracker[kind] >= self._evict_device_request_cnt:
             return None

@@ -1,4 +1,4 @@
-"""Builds the cache inside the scheduler: SGLang's unified radix cache with our two components; refuses what it cannot be combined with."""
+"""Builds the cache inside the scheduler: SGLang's unified radix cache with our two components."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def build(context: Any) -> Any:
     return cache
 
 
-def components() -> dict[Any, type]:
+def components() -> dict[Any, Any]:
     """Our classes by upstream's component type, for ``component_registry_override``."""
     from k3_sglang.cache.component import CheckpointComponent
     from k3_sglang.cache.kv_component import JointKVComponent
@@ -50,7 +50,7 @@ def refuse_conflicts(params: Any) -> None:
         ValueError: naming the flag and the remedy.
     """
     if params.enable_session_radix_cache:
-        raise ValueError("--enable-session-radix-cache is set; the k3 cache takes sessions as hints: leave the flag out")
+        raise ValueError("--enable-session-radix-cache is set; the k3 cache takes sessions as hints: leave it out")
     if params.eviction_policy.lower() != "lru":
         raise ValueError(
             f"--radix-eviction-policy is {params.eviction_policy!r}; the k3 cache evicts by value: leave the flag out"

@@ -1,4 +1,4 @@
-"""What a request may tell the cache, carried in its sampling parameters; a wrong hint costs speed, never correctness."""
+"""What a request may tell the cache, carried in its sampling parameters; a wrong one costs speed, never correctness."""
 
 from __future__ import annotations
 

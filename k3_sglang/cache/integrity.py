@@ -1,4 +1,4 @@
-"""Checks that the checkpoint index tells the truth about the tree, and that no slot is lost; for tests and debugging."""
+"""Checks that the checkpoint index tells the truth about the tree; for tests and debugging."""
 
 from __future__ import annotations
 

@@ -19,9 +19,10 @@ class JointKVComponent(FullComponent):
         self.session_ref_eviction_strategy = self._joint_order
 
     def _joint_order(self, node: Any) -> tuple[int, float, int]:
-        states = self.cache.components.get(ComponentType.MAMBA)
-        checkpoint = states.index.get(node.id) if states is not None else None
-        if checkpoint is None:
+        states: Any = self.cache.components.get(ComponentType.MAMBA)
+        index = states.index if states is not None else None
+        checkpoint = index.get(node.id) if index is not None else None
+        if index is None or checkpoint is None:
             return 0, float(node.last_access_time), node.id
-        pinned = checkpoint.pinned_until_s > states.index.clock_s
-        return 2 if pinned else 1, states.index.score(checkpoint) - math.log2(len(node.key)), node.id
+        pinned = checkpoint.pinned_until_s > index.clock_s
+        return 2 if pinned else 1, index.score(checkpoint) - math.log2(len(node.key)), node.id

@@ -133,9 +133,7 @@ class CheckpointIndex:
         below = {child: self._by_key[child] for child in children}
         if depth <= (above.depth if above is not None else 0) or any(c.depth <= depth for c in below.values()):
             raise ValueError(f"checkpoint {key} at depth {depth} does not lie between its neighbours")
-        added = Checkpoint(
-            key, depth, above, below, last_use=float(self.tick), session=session, declared=declared
-        )
+        added = Checkpoint(key, depth, above, below, last_use=float(self.tick), session=session, declared=declared)
         self._by_key[key] = added
         for child in below.values():
             if child.parent is not None:

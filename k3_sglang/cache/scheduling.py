@@ -43,13 +43,14 @@ def select_admission(original: Callable[..., Any], adder: Any, req: Any, **kwarg
 def add_chunked(original: Callable[..., Any], adder: Any, req: Any) -> Any:
     """Around ``PrefillAdder.add_chunked_req``: shorten a further chunk to the next cut."""
     states = states_of(adder.tree_cache)
-    if states is not None:
-        limit = len(req.full_untruncated_fill_ids)
-        end = states.chunk_end(req, req.prefix_len, limit)
-        if end < limit:
-            asked = adder.chunked_req_limit
-            adder.chunked_req_limit = min(end - req.prefix_len, asked if asked is not None else limit)
-    left = original(adder, req)
-    if states is not None and left is not None and end < limit and req.extend_end == end:
+    if states is None:
+        return original(adder, req)
+    limit = len(req.full_untruncated_fill_ids)
+    end = states.chunk_end(req, req.prefix_len, limit)
+    if end < limit:
+        asked = adder.chunked_req_limit
+        adder.chunked_req_limit = min(end - req.prefix_len, asked if asked is not None else limit)
+    unfinished = original(adder, req)
+    if unfinished is not None and req.extend_end == end:
         states.count_cut(req, end)
-    return left
+    return unfinished

@@ -72,12 +72,15 @@ async def server_info(engine_url: str) -> dict[str, Any]:
     return cast("dict[str, Any]", body)
 
 
-def engine_facts(announcements: Sequence[Announcement], *, own_model: bool, device: str) -> EngineFacts:
+def engine_facts(
+    announcements: Sequence[Announcement], *, own_model: bool, device: str, own_cache: bool = False
+) -> EngineFacts:
     """Judge the announcements.
 
     Args:
         own_model: the model class must come from this package.
         device: ``cpu`` or ``cuda``; the model must be there.
+        own_cache: the prefix cache must be this package's.
 
     Raises:
         NotReady: the plugin is silent, or another model class or device is in use.
@@ -85,7 +88,7 @@ def engine_facts(announcements: Sequence[Announcement], *, own_model: bool, devi
     by_kind: dict[str, list[Announcement]] = {}
     for announcement in announcements:
         by_kind.setdefault(announcement.kind, []).append(announcement)
-    for kind in ("plugin", "model", "pools"):
+    for kind in ("plugin", "model", "pools", *(("cache",) if own_cache else ())):
         if kind not in by_kind:
             raise NotReady(
                 f"no engine process announced {kind!r}: the plugin did not run there; SGLang logs and skips a plugin "

@@ -46,45 +46,56 @@ def evictable(index: CheckpointIndex) -> list[Checkpoint]:
     return [c for c in index if not c.locked and c.pinned_until_s <= index.clock_s]
 
 
+def change(index: CheckpointIndex, chooser: random.Random, next_key: int) -> None:
+    """One random event: a checkpoint more or less, a use, a lock, a hint, time."""
+    present = list(index)
+    if not present or chooser.random() < 0.45:
+        add_somewhere(index, chooser, present, next_key)
+        return
+    one = chooser.choice(present)
+
+    def requests() -> None:
+        for _ in range(chooser.randint(1, 30)):
+            index.begin_request(index.clock_s + chooser.random())
+
+    def evict() -> None:
+        victim = index.victim()
+        if victim is not None:
+            index.remove(victim.key)
+
+    events = [
+        (27, lambda: index.observe_reuse(index.use(one.key, chooser.choice([None, "a", "b"])))),
+        (27, requests),
+        (13, lambda: index.set_locked(one.key, chooser.random() < 0.5)),
+        (7, lambda: index.declare(one.key)),
+        (4, lambda: index.pin(one.key, index.clock_s + 3)),
+        (4, lambda: index.expect(one.key, chooser.random() * 50)),
+        (4, lambda: index.release(chooser.choice(["a", "b"]))),
+        (14, evict),
+    ]
+    chooser.choices([event for _, event in events], [weight for weight, _ in events])[0]()
+
+
+def add_somewhere(index: CheckpointIndex, chooser: random.Random, present: list[Checkpoint], key: int) -> None:
+    """A new checkpoint at the end of a path, beside others, or between two."""
+    parent = chooser.choice([None, *present])
+    base = parent.depth if parent else 0
+    below = [] if parent is None else [c for c in parent.children.values() if c.depth > base + 1]
+    if below and chooser.random() < 0.4:
+        below = chooser.sample(below, chooser.randint(1, len(below)))
+        depth = chooser.randint(base + 1, min(c.depth for c in below) - 1)
+    else:
+        below, depth = [], base + chooser.randint(1, 40_000)
+    index.add(key, depth, parent.key if parent else None, [c.key for c in below])
+
+
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 150))
 def test_the_indexed_victim_is_the_one_a_scan_finds(seed: int, steps: int) -> None:
     chooser = random.Random(seed)
     index = CheckpointIndex()
-    next_key = 0
-    for _ in range(steps):
-        present = list(index)
-        action = chooser.random()
-        if action < 0.45 or not present:
-            parent = chooser.choice([None, *present])
-            base = parent.depth if parent else 0
-            below = [] if parent is None else [c for c in parent.children.values() if c.depth > base + 1]
-            if below and chooser.random() < 0.4:  # between a checkpoint and some of those below it
-                below = chooser.sample(below, chooser.randint(1, len(below)))
-                depth = chooser.randint(base + 1, min(c.depth for c in below) - 1)
-            else:
-                below, depth = [], base + chooser.randint(1, 40_000)
-            index.add(next_key, depth, parent.key if parent else None, [c.key for c in below])
-            next_key += 1
-        elif action < 0.6:
-            index.observe_reuse(index.use(chooser.choice(present).key, chooser.choice([None, "a", "b"])))
-        elif action < 0.75:
-            for _ in range(chooser.randint(1, 30)):
-                index.begin_request(index.clock_s + chooser.random())
-        elif action < 0.82:
-            index.set_locked(chooser.choice(present).key, chooser.random() < 0.5)
-        elif action < 0.86:
-            index.declare(chooser.choice(present).key)
-        elif action < 0.88:
-            index.pin(chooser.choice(present).key, index.clock_s + 3)
-        elif action < 0.90:
-            index.expect(chooser.choice(present).key, chooser.random() * 50)
-        elif action < 0.92:
-            index.release(chooser.choice(["a", "b"]))
-        else:
-            victim = index.victim()
-            if victim is not None:
-                index.remove(victim.key)
+    for next_key in range(steps):
+        change(index, chooser, next_key)
         interval = index._reuse_in_queues  # the mean as of the last rebuild; it may lag by the allowed drift
         assert 1 / SETTINGS.reuse_drift <= index.reuse_interval / interval <= SETTINGS.reuse_drift
         candidates = evictable(index)

@@ -1,8 +1,8 @@
 """A program, run by the tests in a process of its own: random operations on SGLang's real tree with our components.
 
 The engine around the tree is re-enacted with SGLang's own request object and its own functions for matching,
-checkpointing and releasing. The model is a rolling hash: the state after n tokens is the hash of these n tokens, and the
-KV of a token is the hash up to it. Whatever the cache hands out is compared with a computation that knows no cache.
+checkpointing and releasing. The model is a rolling hash: the state after n tokens is the hash of these n tokens, and
+the KV of a token is the hash up to it. Whatever the cache hands out is compared with a computation without a cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.runtime_context import mamba_track_grid
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
+from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.test.kits.unified_radix_cache.config import CacheConfig
 from sglang.test.kits.unified_radix_cache.fixtures import build_fixture
 
@@ -68,7 +68,7 @@ class Case:
 
 @cache
 def server_args(page: int) -> Any:
-    arguments = ServerArgs(model_path="dummy", page_size=page)
+    arguments = compat.ServerArgs(model_path="dummy", page_size=page)
     arguments._mamba_cache_chunk_size = max(64, page)
     return arguments
 
@@ -93,7 +93,7 @@ def tree(page: int, extra_buffer: bool, slots: int, kv_tokens: int) -> tuple[Any
     )
     ours = components()
     kind = compat.ComponentType.MAMBA
-    eager = type("Eager", (ours[kind],), {"placement": PlacementSettings(pass_tokens=8)})  # prompts are short here
+    eager = type("Eager", (ours[kind],), {"placement": PlacementSettings(pass_tokens=2)})  # prompts are short here
     return build_fixture(config, component_registry_override={**ours, kind: eager})
 
 
@@ -111,7 +111,7 @@ class Machine:
         self.slot_state: dict[int, int] = {}
         self.rows.mamba_pool.copy_from = self.copy_states
         self.kv: dict[int, int] = {}
-        self.live: list[Req] = []
+        self.live: list[Any] = []
         self.texts: list[list[int]] = [[]]
         self.count = 0
         self.seen: Counter[str] = Counter()
@@ -120,7 +120,8 @@ class Machine:
 
     def start(self) -> None:
         """A request whose prompt forks from something seen before."""
-        if len(self.live) >= 3:
+        held = 1 + (3 if self.case.extra_buffer else 1)  # its own slot, spare ones, the checkpoint it holds on to
+        if len(self.live) >= 5 or (len(self.live) + 1) * held > self.case.slots:
             return self.decode()
         base = self.chooser.choice(self.texts)
         cut = self.chooser.choice([len(base), len(base), self.chooser.randint(0, len(base))])
@@ -129,8 +130,8 @@ class Machine:
         hints = self.chooser.choice(
             [None, None, {"head_len": len(prompt) // 2}, {"session": "s", "boundaries": [cut]}, {"bad": 1}]
         )
-        custom = {PARAMETER: hints} if hints else None
-        req = Req(
+        custom: Any = {PARAMETER: hints} if hints else None
+        req: Any = Req(
             rid=f"r{self.count}",
             origin_input_text="",
             origin_input_ids=array("q", prompt),
@@ -155,13 +156,15 @@ class Machine:
         self.prefill(req)
         return None
 
-    def prefill(self, req: Req) -> None:
+    def prefill(self, req: Any) -> None:
         """Chunks up to the end of the prompt; now and then the request is aborted between two."""
         prompt_len = len(req.full_untruncated_fill_ids)
         while req.prefix_len < prompt_len:
             limit = min((req.prefix_len + self.case.chunk) // self.case.page * self.case.page, prompt_len)
             limit = max(limit, min(req.prefix_len + self.case.page, prompt_len))
             req.extend_end = self.states.chunk_end(req, req.prefix_len, limit)
+            if req.extend_end < limit:
+                self.states.count_cut(req, req.extend_end)
             if not self.compute(req, req.prefix_len, req.extend_end):
                 return self.end(req, checkpoint=False)
             if self.case.extra_buffer:
@@ -199,6 +202,15 @@ class Machine:
             self.seen["aborted"] += 1
             self.end(self.chooser.choice(self.live), checkpoint=self.chooser.random() < 0.5, aborted=True)
 
+    def retract(self) -> None:
+        """As when the KV pool is full: nothing of the request is kept, and it comes back as a new one."""
+        if self.live:
+            req = self.chooser.choice(self.live)
+            self.seen["retracted"] += 1
+            self.live.remove(req)
+            self.texts.append(list(req.origin_input_ids) + list(req.output_ids))
+            release_kv_cache(req, self.cache, checkpoint=False)
+
     def evict(self) -> None:
         tokens, slots = self.chooser.choice([(0, 1), (0, 3), (40, 0), (200, 1)])
         self.cache.evict(EvictParams(num_tokens=tokens, mamba_num=slots))
@@ -226,7 +238,7 @@ class Machine:
     def fits(self, tokens: int) -> bool:
         return self.kv_pool.available_size() + self.cache.full_evictable_size() >= tokens + self.case.chunk
 
-    def compute(self, req: Req, start: int, end: int) -> bool:
+    def compute(self, req: Any, start: int, end: int) -> bool:
         """KV and state of tokens [start, end). False when no KV is left."""
         short = end - start - self.kv_pool.available_size()
         if short > 0:
@@ -246,7 +258,7 @@ class Machine:
         req.kv.kv_committed_len = req.kv.kv_allocated_len = end
         return True
 
-    def track_prefill(self, req: Req) -> None:
+    def track_prefill(self, req: Any) -> None:
         """SGLang says which position of the chunk is to be kept and in which of the request's two spare slots."""
         batch = SimpleNamespace(
             model_config=SimpleNamespace(hf_text_config=SimpleNamespace()),
@@ -258,7 +270,7 @@ class Machine:
             spare = int(req.kv.mamba_ping_pong_track_buffer[kept.track_position])
             self.slot_state[spare] = self.snapshots[req.kv.mamba_last_track_seqlen]
 
-    def track_decode(self, req: Req) -> None:
+    def track_decode(self, req: Any) -> None:
         kv = req.kv
         spare = int(kv.mamba_ping_pong_track_buffer[kv.mamba_next_track_idx])
         self.slot_state[spare] = self.slot_state[int(kv.mamba_pool_idx)]
@@ -267,7 +279,7 @@ class Machine:
         kv.mamba_last_track_seqlen = kv.kv_committed_len
         kv.mamba_next_track_idx = self.rows.get_mamba_ping_pong_other_idx(kv.mamba_next_track_idx)
 
-    def end(self, req: Req, checkpoint: bool, aborted: bool = False) -> None:
+    def end(self, req: Any, checkpoint: bool, aborted: bool = False) -> None:
         self.live.remove(req)
         req.finished_reason = FINISH_ABORT("test") if aborted else FINISH_LENGTH(length=len(req.output_ids))
         self.texts.append(list(req.origin_input_ids) + list(req.output_ids))
@@ -276,7 +288,7 @@ class Machine:
 
     # --- the oracle -----------------------------------------------------------------------------------------------
 
-    def expect_true_prefix(self, req: Req) -> None:
+    def expect_true_prefix(self, req: Any) -> None:
         """What was matched is what computing the prefix from the start would give."""
         length = req.prefix_len
         self.seen["prompt_tokens"] += len(req.origin_input_ids)
@@ -306,10 +318,9 @@ class Machine:
         assert owned + kept + self.kv_pool.available_size() == self.case.kv_tokens, "KV is lost"
 
     def run(self) -> Counter[str]:
-        choices = [(self.start, 40), (self.decode, 30), (self.finish, 12), (self.abort, 6), (self.evict, 8)]
-        operations, weights = zip(*[*choices, (self.flush, 1)], strict=True)
+        operations = [self.start, self.decode, self.finish, self.abort, self.evict, self.retract, self.flush]
         for _ in range(self.case.operations):
-            self.chooser.choices(operations, weights)[0]()
+            self.chooser.choices(operations, [45, 25, 12, 6, 6, 3, 1])[0]()
             self.check()
         self.flush()
         metrics = self.states.metrics

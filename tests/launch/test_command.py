@@ -40,6 +40,15 @@ def test_the_sizes_reach_the_engine(checkpoint: Path) -> None:
     assert (given["host"], given["port"]) == ("127.0.0.1", "4321")
 
 
+def test_the_checkpoint_cache_takes_exact_states_where_it_can(checkpoint: Path) -> None:
+    assert "radix-cache-backend" not in flags(resolved(checkpoint)), "SGLang's own is the default"
+    exact = flags(resolved(checkpoint, cache="k3", overlap="off", page_size=1))
+    assert (exact["radix-cache-backend"], exact["mamba-radix-cache-strategy"]) == ("k3", "no_buffer")
+    for other in ({"page_size": 64, "chunked_prefill_tokens": 256}, {"overlap": "on"}):
+        on_grid = flags(resolved(checkpoint, cache="k3", **other))
+        assert (on_grid["radix-cache-backend"], on_grid["mamba-radix-cache-strategy"]) == ("k3", "extra_buffer")
+
+
 def test_the_engine_never_listens_where_the_gateway_does(checkpoint: Path) -> None:
     assert flags(resolved(checkpoint, host="0.0.0.0"))["host"] == "127.0.0.1"
 
