@@ -66,6 +66,7 @@ HOOK_TARGETS: dict[str, str] = {
     "cuda_host_register": "sglang.srt.mem_cache.pool_host.common._cuda_host_register",
     "prefill_admission": "sglang.srt.managers.schedule_policy.PrefillAdder._select_prefill_admission",
     "prefill_continuation": "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
+    "waiting_order": "sglang.srt.managers.schedule_policy.SchedulePolicy.calc_priority",
     "runner_ready": "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends",
 }
 """Dotted paths handed to SGLang's hook registry."""

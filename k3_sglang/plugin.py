@@ -86,6 +86,7 @@ def _register_cache() -> None:
     around = compat.HookType.AROUND
     compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_admission"], scheduling.select_admission, around)
     compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_continuation"], scheduling.add_chunked, around)
+    compat.HookRegistry.register(compat.HOOK_TARGETS["waiting_order"], scheduling.order_waiting, compat.HookType.AFTER)
 
 
 def _register_announcements() -> None:

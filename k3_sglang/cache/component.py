@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from k3_sglang.cache.fanout import FanOut, Waiter
 from k3_sglang.cache.hints import HintError, Hints
 from k3_sglang.cache.metrics import Metrics
 from k3_sglang.cache.placement import PlacementSettings, Reason, Wanted, next_end
@@ -49,6 +50,8 @@ class RequestNotes:
     """Where its path leaves KV that others computed, in tokens; 0 when nowhere beyond its checkpoint."""
     fresh: bool = True
     """Not yet matched."""
+    waiter: Waiter | None = None
+    """Its place among requests with a common beginning, until its prompt is computed."""
 
 
 class CheckpointComponent(MambaComponent):
@@ -63,6 +66,7 @@ class CheckpointComponent(MambaComponent):
         self.metrics = Metrics()
         self.cut_grid = self.mamba_checkpoint_grid if params.enable_mamba_extra_buffer else params.page_size
         """States can be kept at multiples of this, counted from the start of a chunk."""
+        self.fan_out = FanOut(self.placement.pass_tokens, self.placement.most_wait_rounds, self.cut_grid)
         self._root: Any = None
         self._tried: set[int] = set()
         self._inserting: RequestNotes | None = None
@@ -93,6 +97,8 @@ class CheckpointComponent(MambaComponent):
         wanted = [Wanted(p, Reason.HEAD if p == hints.head_len else Reason.BOUNDARY) for p in hints.cuts(start, limit)]
         if start < notes.fork < limit:
             wanted.append(Wanted(notes.fork, Reason.FORK))
+        if notes.waiter is not None:
+            wanted += [Wanted(p, Reason.FAN_OUT) for p in sorted(notes.waiter.cuts) if start < p < limit]
         if not wanted:
             return limit
         end, refused = next_end(start, limit, wanted, self.placement, self.cut_grid)
@@ -102,8 +108,13 @@ class CheckpointComponent(MambaComponent):
     def count_cut(self, req: Any, end: int) -> None:
         """A chunk really ends at a wanted position."""
         notes = self.notes(req)
-        reason = Reason.HEAD if abs(end - notes.hints.head_len) < self.cut_grid else Reason.BOUNDARY
-        self.metrics.cuts[Reason.FORK if 0 <= notes.fork - end < self.cut_grid else reason] += 1
+        awaited = notes.waiter.cuts if notes.waiter is not None else ()
+        positions = [(Reason.FAN_OUT, awaited), (Reason.FORK, (notes.fork,)), (Reason.HEAD, (notes.hints.head_len,))]
+        for reason, wanted in positions:
+            if any(0 <= position - end < self.cut_grid for position in wanted):
+                self.metrics.cuts[reason] += 1
+                return
+        self.metrics.cuts[Reason.BOUNDARY] += 1
 
     # --- matching -------------------------------------------------------------------------------------------------
 
@@ -187,12 +198,21 @@ class CheckpointComponent(MambaComponent):
             self._index().begin_request(notes.hints.now_s)
             if notes.reuse_age is not None:
                 self._index().observe_reuse(notes.reuse_age)
+        self._advance(req, notes, token_ids_len, is_finished)
         self._inserting, self._inserted_key = notes, None
         try:
             return super().prepare_for_caching_req(req, insert_params, token_ids_len, is_finished)
         except NoSlot:
             self.metrics.skipped[Skip.NO_SLOT] += 1
             return 0  # nothing is inserted; the request goes on
+
+    def _advance(self, req: Any, notes: RequestNotes, computed: int, is_finished: bool) -> None:
+        """Others may wait for this request's next checkpoint, which is about to be made."""
+        if notes.waiter is not None:
+            notes.waiter.computed = computed
+            if is_finished or computed >= len(notes.waiter.tokens):
+                self.fan_out.leave(notes.waiter.number)
+                notes.waiter = None
 
     def cleanup_after_caching_req(
         self, req: Any, is_finished: bool, insert_result: Any = None, insert_params: Any = None

@@ -22,6 +22,8 @@ class Metrics:
     """Checkpoints that went because their KV had to."""
     skipped: Counter[Skip] = field(default_factory=Counter[Skip])
     cuts: Counter[Reason] = field(default_factory=Counter[Reason])
+    waited_rounds: int = 0
+    """Scheduling rounds that requests spent waiting for another one's checkpoint."""
     released: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -18,6 +18,8 @@ class Reason(Enum):
     """End of the head that sessions share, named by the caller."""
     BOUNDARY = "boundary"
     """Another position the caller named."""
+    FAN_OUT = "fan_out"
+    """Other requests wait for exactly this checkpoint."""
     FORK = "fork"
     """Another path left the tree here: its KV is there, its state is not."""
 
@@ -32,10 +34,18 @@ class PlacementSettings:
     boundary: float = 0.25
     fork: float = 0.5
     """The position was left once already by the request that computes it now."""
+    fan_out: float = 1.0
+    most_wait_rounds: int = 256
+    """Scheduling rounds for which a request waits for one that computes their common beginning."""
 
     def chance(self, reason: Reason) -> float:
         """Probability that a checkpoint placed for a reason will be used."""
-        return {Reason.HEAD: self.head, Reason.BOUNDARY: self.boundary, Reason.FORK: self.fork}[reason]
+        return {
+            Reason.HEAD: self.head,
+            Reason.BOUNDARY: self.boundary,
+            Reason.FORK: self.fork,
+            Reason.FAN_OUT: self.fan_out,
+        }[reason]
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,15 @@ def test_an_identical_prompt_is_computed_but_for_its_last_token(k3: Engine) -> N
     assert third.ids == first.ids
 
 
+def test_requests_that_arrive_together_compute_their_common_head_once(k3: Engine) -> None:
+    head = prompt(1800, seed=21)
+    children = [head + prompt(30 + i, seed=100 + i) for i in range(6)]
+    with ThreadPoolExecutor(len(children)) as pool:
+        answers = list(pool.map(lambda ids: k3.generate(ids, 6), children))
+    assert sorted(answer.cached_tokens for answer in answers) == [0] + [len(head)] * 5
+    assert answers[3].ids == cold(k3, children[3], 6)
+
+
 def test_many_sessions_under_small_pools_give_the_tokens_of_cold_runs(k3: Engine) -> None:
     """Eight sessions with forks and a shared head, four at a time, in pools that hold a third of them."""
     chooser = random.Random(4)
