@@ -66,12 +66,17 @@ class CheckpointComponent(MambaComponent):
         self.metrics = Metrics()
         self.cut_grid = self.mamba_checkpoint_grid if params.enable_mamba_extra_buffer else params.page_size
         """States can be kept at multiples of this, counted from the start of a chunk."""
-        self.fan_out = FanOut(self.placement.pass_tokens, self.placement.most_wait_rounds, self.cut_grid)
+        self.place_by(self.placement)
         self._root: Any = None
         self._tried: set[int] = set()
         self._inserting: RequestNotes | None = None
         self._inserted_key: int | None = None
         self._matched: tuple[int, float, Role] | None = None
+
+    def place_by(self, settings: PlacementSettings) -> None:
+        """Place checkpoints by these constants, from now on."""
+        self.placement = settings
+        self.fan_out = FanOut(settings.pass_tokens, settings.most_wait_rounds, self.cut_grid)
 
     # --- requests -------------------------------------------------------------------------------------------------
 

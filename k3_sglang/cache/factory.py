@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from k3_sglang import compat
 from k3_sglang.announce import announce
+from k3_sglang.cache.placement import PlacementSettings
 
 BACKEND = "k3"
 """Name for ``--radix-cache-backend``."""
+
+CUT_COST_ENV = "K3_SGLANG_CUT_COST_TOKENS"
+"""Overrides :attr:`PlacementSettings.pass_tokens`; set by the launcher."""
 
 
 def build(context: Any) -> Any:
@@ -24,6 +29,8 @@ def build(context: Any) -> Any:
     params.component_registry_override = {**(params.component_registry_override or {}), **components()}
     cache = compat.create_unified_radix_cache(context)
     states = cache.components.get(compat.ComponentType.MAMBA)
+    if states is not None:
+        states.place_by(placement_settings())
     announce(
         "cache",
         backend=BACKEND,
@@ -41,6 +48,20 @@ def components() -> dict[Any, Any]:
 
     kinds = compat.ComponentType
     return {kinds.FULL: JointKVComponent, kinds.MAMBA: CheckpointComponent}
+
+
+def placement_settings() -> PlacementSettings:
+    """Constants of placement, with what the environment overrides.
+
+    Raises:
+        ValueError: the variable is not a positive whole number.
+    """
+    given = os.environ.get(CUT_COST_ENV)
+    if given is None:
+        return PlacementSettings()
+    if not given.isdecimal() or int(given) < 1:
+        raise ValueError(f"{CUT_COST_ENV} is {given!r}; it must be a number of tokens, at least 1")
+    return PlacementSettings(pass_tokens=int(given))
 
 
 def refuse_conflicts(params: Any) -> None:

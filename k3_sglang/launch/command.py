@@ -163,6 +163,8 @@ def engine_environment(resolved: Resolved, base: Mapping[str, str]) -> dict[str,
         # Programs installed beside this Python (ninja, for kernels compiled at first use) are found first.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
     }
+    if resolved.settings.cache == "k3":
+        added["K3_SGLANG_CUT_COST_TOKENS"] = str(resolved.cut_cost_tokens)
     if resolved.own_model:
         # SGLang then registers our classes itself and skips importing its own two hundred models.
         added["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "k3_sglang.models"

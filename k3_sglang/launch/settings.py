@@ -55,6 +55,9 @@ class LaunchSettings(BaseModel):
     cache: Literal["k3", "sglang"] = Field(
         "sglang", description="who decides which prefixes stay reusable: our checkpoint cache, or SGLang's own"
     )
+    cut_cost_tokens: Count | None = Field(
+        None, description="cache k3: prompt tokens one more prefill step is worth; a cut that saves less is not made"
+    )
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="always decode under a turn grammar; auto: only for untrained weights"
     )
