@@ -26,7 +26,8 @@ class Hints:
     boundaries: tuple[int, ...] = ()
     """Further prompt positions, in tokens, where others will go on: the end of the last stable message, a fan-out."""
     wait_s: float | None = None
-    """Seconds until the session is expected back after this turn, for example the usual run time of its tool."""
+    """Seconds until the session is expected back after this turn. By default it changes nothing
+    (:attr:`~k3_sglang.cache.policy.EvictionSettings.wait_credit`)."""
     release: bool = False
     """The session is certainly over after this request."""
     pin_s: float = 0.0

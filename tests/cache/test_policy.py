@@ -229,7 +229,7 @@ def test_release_reaches_only_what_one_session_used_alone() -> None:
 
 
 def test_a_session_that_is_expected_late_keeps_its_place() -> None:
-    index = CheckpointIndex()
+    index = CheckpointIndex(EvictionSettings(wait_credit=1.0))
     for second in range(1, 40):
         index.begin_request(float(second))
     (waiting,) = chain(index, 0, [5_000])
