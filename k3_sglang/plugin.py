@@ -45,11 +45,12 @@ def uses_own_model() -> bool:
 
 
 def register() -> None:
-    """Register model, backends, tokenizer and announcements with SGLang."""
+    """Register model, backends, cache, tokenizer and announcements with SGLang."""
     _register_tokenizer()
     _register_images(uses_own_model())
     _register_text_architecture()
     _register_announcements()
+    _register_cache()
     if os.environ.get(DUMP_DIR_ENV):
         compat.HookRegistry.register(compat.HOOK_TARGETS["runner_ready"], _record_passes, compat.HookType.AFTER)
     if uses_own_model():
@@ -105,6 +106,18 @@ def _register_loading() -> None:
     target = compat.HOOK_TARGETS
     compat.HookRegistry.register(target["initialize_dummy_weights"], fill_packed, compat.HookType.AFTER)
     compat.HookRegistry.register(target["update_weights_from_disk"], update_all_or_nothing, compat.HookType.AROUND)
+
+
+def _register_cache() -> None:
+    """Offer the checkpoint cache under its name; the hooks do nothing while another cache is in use."""
+    from k3_sglang.cache import factory, scheduling
+
+    if factory.BACKEND not in compat.registered_radix_cache_backends():
+        compat.register_radix_cache_backend(factory.BACKEND, factory.build)
+    around = compat.HookType.AROUND
+    compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_admission"], scheduling.select_admission, around)
+    compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_continuation"], scheduling.add_chunked, around)
+    compat.HookRegistry.register(compat.HOOK_TARGETS["waiting_order"], scheduling.order_waiting, compat.HookType.AFTER)
 
 
 def _register_announcements() -> None:

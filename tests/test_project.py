@@ -125,6 +125,13 @@ def test_announcements_and_config_use_the_standard_library_only() -> None:
         assert {name.partition(".")[0] for name in imports(path)} <= set(sys.stdlib_module_names)
 
 
+def test_the_decisions_of_the_cache_use_the_standard_library_only() -> None:
+    decisions = [f"k3_sglang.cache.{name}" for name in ("types", "policy", "placement", "hints", "fanout", "metrics")]
+    for path in below(*decisions):
+        foreign = {name for name in imports(path) if name.partition(".")[0] not in sys.stdlib_module_names}
+        assert all(inside(name, *decisions) for name in foreign), path
+
+
 def test_nothing_imports_the_launcher_or_the_gateway() -> None:
     packages = sources("k3_sglang", "agent_runtime")
     outside_launch = [path for path in packages if not inside(module_name(path), "k3_sglang.launch")]

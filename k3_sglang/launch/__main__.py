@@ -73,6 +73,7 @@ def serve(resolved: Resolved, folder: Path, output: console.Console) -> int:
         device=resolved.device,
         start_timeout_s=resolved.settings.start_timeout_s,
         stop_grace_s=resolved.settings.stop_grace_s,
+        own_cache=resolved.settings.cache == "k3",
     )
 
     def on_ready(facts: EngineFacts, seconds: float) -> None:

@@ -101,6 +101,11 @@ def _pool_flags(resolved: Resolved) -> list[Flag]:
 
 
 def _cache_flags(resolved: Resolved) -> list[Flag]:
+    if resolved.settings.cache == "k3":
+        return [
+            Flag("radix-cache-backend", "k3", "checkpoints are kept by value"),
+            Flag("mamba-radix-cache-strategy", *_state_strategy(resolved)),
+        ]
     return [
         Flag(
             "mamba-radix-cache-strategy",
@@ -108,6 +113,13 @@ def _cache_flags(resolved: Resolved) -> list[Flag]:
             "auto may fall back to no_buffer, which keeps states only at request ends",
         ),
     ]
+
+
+def _state_strategy(resolved: Resolved) -> tuple[str, str]:
+    """How the k3 cache gets its states, and why."""
+    if resolved.page_size == 1 and not resolved.overlap:
+        return "no_buffer", "the state at the exact end of a chunk or turn, without spare slots per request"
+    return "extra_buffer", "pages or overlapped steps need snapshots on a grid"
 
 
 def _cpu_flags() -> list[Flag]:
@@ -168,6 +180,8 @@ def engine_environment(resolved: Resolved, base: Mapping[str, str]) -> dict[str,
         # Programs installed beside this Python (ninja, for kernels compiled at first use) are found first.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
     }
+    if resolved.settings.cache == "k3":
+        added["K3_SGLANG_CUT_COST_TOKENS"] = str(resolved.cut_cost_tokens)
     if resolved.own_model:
         # SGLang then registers our classes itself and skips importing its own two hundred models.
         added["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "k3_sglang.models"

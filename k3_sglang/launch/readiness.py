@@ -89,13 +89,16 @@ async def server_info(engine_url: str) -> dict[str, Any]:
     return cast("dict[str, Any]", body)
 
 
-def engine_facts(announcements: Sequence[Announcement], *, own_model: bool, images: bool, device: str) -> EngineFacts:
+def engine_facts(
+    announcements: Sequence[Announcement], *, own_model: bool, images: bool, device: str, own_cache: bool = False
+) -> EngineFacts:
     """Judge the announcements.
 
     Args:
         own_model: the model class must come from this package.
         images: pictures must be served: a processor prepares them and the model has an encoder.
         device: ``cpu`` or ``cuda``; the model must be there.
+        own_cache: the prefix cache must be this package's.
 
     Raises:
         NotReady: the plugin is silent, or another model class or device is in use.
@@ -103,7 +106,8 @@ def engine_facts(announcements: Sequence[Announcement], *, own_model: bool, imag
     by_kind: dict[str, list[Announcement]] = {}
     for announcement in announcements:
         by_kind.setdefault(announcement.kind, []).append(announcement)
-    for kind in ("plugin", "model", "pools", *(["images"] if images else [])):
+    further = (*(("images",) if images else ()), *(("cache",) if own_cache else ()))
+    for kind in ("plugin", "model", "pools", *further):
         if kind not in by_kind:
             raise NotReady(
                 f"no engine process announced {kind!r}: the plugin did not run there; SGLang logs and skips a plugin "

@@ -45,6 +45,7 @@ def running_rows(resolved: Resolved, facts: EngineFacts) -> list[Row]:
         ("KV pool", kv),
         ("state pool", states),
         ("running requests", f"{running}{capped}"),
+        ("prefix cache", resolved.settings.cache),
         ("cache strategy", str(facts.server.get("mamba_radix_cache_strategy"))),
         ("engine", resolved.engine_url),
         ("gateway", f"{resolved.gateway_url}/v1"),

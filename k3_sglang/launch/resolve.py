@@ -20,6 +20,9 @@ CPU_STATE_SLOTS = 128
 MIN_STATE_SLOTS = 4
 """Slots SGLang reckons with for each running request without overlap scheduling (five with it)."""
 CPU_CHUNKED_PREFILL_TOKENS = 2_048
+CPU_CUT_COST_TOKENS = 32
+GPU_CUT_COST_TOKENS = 256
+"""A step by itself reads the weights once more: little for a small model on a CPU, much for a large one on a GPU."""
 CPU_PAGE_SIZE = 1
 """Page size 1 matches prefixes to the exact token."""
 
@@ -46,6 +49,8 @@ class Resolved:
     state_slots: int | None
     page_size: int | None
     chunked_prefill_tokens: int | None
+    cut_cost_tokens: int
+    """Prompt tokens one more prefill step is worth to the k3 cache."""
     overlap: bool
     """Whether the scheduler prepares the next step while one runs."""
     constrain: bool
@@ -119,6 +124,7 @@ def resolve(settings: LaunchSettings) -> Resolved:
         state_slots=resolve_state_slots(settings.state_slots, cpu),
         page_size=page_size,
         chunked_prefill_tokens=chunked_prefill_tokens,
+        cut_cost_tokens=settings.cut_cost_tokens or (CPU_CUT_COST_TOKENS if cpu else GPU_CUT_COST_TOKENS),
         overlap=not cpu if settings.overlap == "auto" else settings.overlap == "on",
         constrain=untrained if settings.constrain == "auto" else settings.constrain == "on",
         why_text_only=text_only,

@@ -65,6 +65,7 @@ class Servers:
     device: str
     start_timeout_s: float
     stop_grace_s: float
+    own_cache: bool = False
 
 
 class Interrupts:
@@ -127,7 +128,13 @@ class Supervisor:
         self._console.progress("starting the engine")
         await self._start_program(servers.engine)
         announced = read_announcements(servers.announce_dir)
-        facts = engine_facts(announced, own_model=servers.own_model, images=servers.images, device=servers.device)
+        facts = engine_facts(
+            announced,
+            own_model=servers.own_model,
+            images=servers.images,
+            device=servers.device,
+            own_cache=servers.own_cache,
+        )
         self._watched = engine_processes(facts, self._children[0].pid)
         facts = replace(facts, server=await self._while_alive(server_info(servers.engine_url)))
         self._console.progress("starting the gateway")

@@ -52,6 +52,17 @@ def test_the_layout_reaches_the_engine_and_every_process_gets_its_own_cores(
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in command.engine_environment(resolved(checkpoint), {})
 
 
+def test_the_checkpoint_cache_takes_exact_states_where_it_can(checkpoint: Path) -> None:
+    assert "radix-cache-backend" not in flags(resolved(checkpoint)), "SGLang's own is the default"
+    exact = flags(resolved(checkpoint, cache="k3", overlap="off", page_size=1))
+    assert (exact["radix-cache-backend"], exact["mamba-radix-cache-strategy"]) == ("k3", "no_buffer")
+    environment = command.engine_environment(resolved(checkpoint, cache="k3", cut_cost_tokens=77), {})
+    assert environment["K3_SGLANG_CUT_COST_TOKENS"] == "77"
+    for other in ({"page_size": 64, "chunked_prefill_tokens": 256}, {"overlap": "on"}):
+        on_grid = flags(resolved(checkpoint, cache="k3", **other))
+        assert (on_grid["radix-cache-backend"], on_grid["mamba-radix-cache-strategy"]) == ("k3", "extra_buffer")
+
+
 def test_the_engine_never_listens_where_the_gateway_does(checkpoint: Path) -> None:
     assert flags(resolved(checkpoint, host="0.0.0.0"))["host"] == "127.0.0.1"
 

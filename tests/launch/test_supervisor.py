@@ -210,6 +210,14 @@ async def test_a_silent_plugin_is_never_ready(scene: Scene, capfd: pytest.Captur
     assert scene.facts is None
 
 
+async def test_a_cache_that_did_not_announce_itself_is_never_ready(
+    scene: Scene, capfd: pytest.CaptureFixture[str]
+) -> None:
+    servers = replace(scene.servers("announce"), own_cache=True)
+    assert await scene.run(servers) == 1
+    assert "no engine process announced 'cache'" in capfd.readouterr().err
+
+
 async def test_a_foreign_model_class_is_never_ready(scene: Scene, capfd: pytest.CaptureFixture[str]) -> None:
     assert await scene.run(scene.servers("announce foreign")) == 1
     assert "engine serves sglang.srt.models.kimi_k3.K3, expected a class of k3_sglang" in capfd.readouterr().err

@@ -1,0 +1,58 @@
+"""The tree as JSON for an inspector: nodes, their KV, their checkpoints and what each checkpoint is worth now."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+
+def dump(states: Any) -> dict[str, Any]:
+    """Plain values of the whole tree of a :class:`~k3_sglang.cache.component.CheckpointComponent`.
+
+    Returns:
+        ``nodes`` from the root down (a parent comes before its children), ``slots``, ``tick``,
+        ``reuse_interval`` in requests, and ``metrics``.
+    """
+    index = states._index()
+    root = states.tree_core.root_node
+    nodes: list[dict[str, Any]] = []
+    waiting = deque((child, None, 0) for child in root.children.values())
+    while waiting:
+        node, parent, start = waiting.popleft()
+        end = start + len(node.key)
+        nodes.append(
+            {
+                "id": node.id,
+                "parent": parent,
+                "start": start,
+                "end": end,
+                "kv": not node.evicted,
+                "checkpoint": _checkpoint(index, node.id),
+            }
+        )
+        waiting.extend((child, node.id, end) for child in node.children.values())
+    pool = states.cache.req_to_token_pool
+    return {
+        "nodes": nodes,
+        "slots": {"total": int(pool.mamba_pool.size), "free": int(pool.mamba_allocator.available_size())},
+        "tick": index.tick,
+        "reuse_interval": index.reuse_interval,
+        "metrics": states.metrics.as_json(),
+    }
+
+
+def _checkpoint(index: Any, key: int) -> dict[str, Any] | None:
+    checkpoint = index.get(key)
+    if checkpoint is None:
+        return None
+    return {
+        "role": checkpoint.role.value,
+        "gap": checkpoint.gap,
+        "score": index.score(checkpoint),
+        "age": index.tick - checkpoint.last_use,
+        "session": checkpoint.session,
+        "locked": checkpoint.locked,
+        "declared": checkpoint.declared,
+        "released": checkpoint.released,
+        "pinned": checkpoint.pinned_until_s > index.clock_s,
+    }

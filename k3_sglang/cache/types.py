@@ -1,0 +1,85 @@
+"""What the cache's decisions see of the tree: one record per checkpoint, its role and why things were not kept.
+
+A checkpoint is the pair of the KV cache up to a position and the recurrent state at exactly that position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Role(Enum):
+    """Where a checkpoint stands among the others; decides how likely it is to be used again."""
+
+    TIP = "tip"
+    """Nothing deeper: where a live session goes on."""
+    PROMPT_END = "prompt_end"
+    """Exactly one deeper on its only path: used when the answer comes back changed, for example without reasoning."""
+    SUPERSEDED = "superseded"
+    """Two or more deeper on its only path: used when the client edits its history."""
+    FORK = "fork"
+    """Several paths go on from it."""
+
+
+class Skip(Enum):
+    """Why a checkpoint was not made, a hit not taken or a cut not placed; keys of the counters."""
+
+    NO_SLOT = "no_slot"
+    """Every slot is held by running requests: the checkpoint is not kept."""
+    NO_SLOT_FOR_HIT = "no_slot_for_hit"
+    """No slot to restore into: the request computes its prompt from the start."""
+    CUT_BUSY = "cut_busy"
+    """Another request is between two chunks; the scheduler carries only one such request."""
+    CUT_TOO_DEAR = "cut_too_dear"
+    """The expected saving does not pay for the extra pass."""
+    BAD_HINT = "bad_hint"
+    """A hint that cannot be read; the request runs without it."""
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """One checkpoint as the eviction policy sees it. Compared by identity."""
+
+    key: int
+    """The tree's node id."""
+    depth: int
+    """Tokens from the root to the checkpoint's position."""
+    parent: Checkpoint | None
+    """The next shallower checkpoint on its path."""
+    children: dict[int, Checkpoint] = field(default_factory=dict[int, "Checkpoint"])
+    """The next deeper checkpoints by key, one per path; a dict, because its order is the same in every rank."""
+    last_use: float = 0.0
+    """Tick of the last use. May lie ahead when the session is known to wait."""
+    session: str | None = None
+    """The only session that made or used it; None when unknown or shared."""
+    shared: bool = False
+    """A second session used it."""
+    locked: bool = False
+    declared: bool = False
+    """The caller named its position as a boundary that others will share."""
+    released: bool = False
+    """Its session is over."""
+    pinned_until_s: float = 0.0
+    """Logical time (see :class:`~k3_sglang.cache.policy.CheckpointIndex`) until which it is not evicted."""
+    value: float = 0.0
+    """log2 of the expected saving in tokens, without recency."""
+    old: bool = False
+    """In the queue of old checkpoints."""
+    version: int = 0
+    """Entries of the queues with another version are stale."""
+
+    @property
+    def gap(self) -> int:
+        """Tokens that must be computed again if this checkpoint is missing when it is wanted."""
+        return self.depth - (self.parent.depth if self.parent is not None else 0)
+
+    @property
+    def role(self) -> Role:
+        """Role by the number of deeper checkpoints."""
+        if not self.children:
+            return Role.TIP
+        if len(self.children) > 1:
+            return Role.FORK
+        (child,) = self.children.values()
+        return Role.SUPERSEDED if child.children else Role.PROMPT_END
