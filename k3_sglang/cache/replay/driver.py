@@ -93,6 +93,10 @@ class EngineLoop:
         self.page = rig.cache.page_size
         self.allocator = rig.cache.token_to_kv_pool_allocator
         self.has_states = bool(rig.cache.supports_mamba())
+        # Looked up once: the table's names are resolved at every access.
+        self._match, self._checkpoint = compat.match_kv_cache, compat.checkpoint_kv_cache
+        self._release, self._kv_info = compat.release_kv_cache, compat.ReqKvInfo
+        self._alloc_row, self._alloc_kv = compat.alloc_req_slots, compat.alloc_token_slots
 
     def fits(self, step: Step) -> bool:
         """Whether the step's KV could be found without touching what running requests hold."""
@@ -109,15 +113,13 @@ class EngineLoop:
             rid=str(step.index),
             origin_input_ids=units[:prompt_len],
             output_ids=units[prompt_len:],
-            kv=compat.ReqKvInfo(),
+            kv=self._kv_info(),
             sampling_params=SimpleNamespace(custom_params=hints),
             full_untruncated_fill_ids=units[:prompt_len],
         )
         # One token is always computed, for its logits.
         limit = max(step.prompt_tokens - 1, 0) // self.grain
-        match = compat.match_kv_cache(
-            req, self.cache, req.origin_input_ids, cow_mamba=self.has_states, max_prefix_len=limit
-        )
+        match = self._match(req, self.cache, req.origin_input_ids, cow_mamba=self.has_states, max_prefix_len=limit)
         if match.cache_protected_len is None:
             req.kv.cache_protected_len = req.prefix_len
         req.lock = self.cache.lock(req.last_node)
@@ -137,13 +139,13 @@ class EngineLoop:
         if self.has_states and self.rig.extra_buffer:
             self._track_decode(req, total)
         req.is_finished = True
-        compat.release_kv_cache(req, self.cache, checkpoint=True)
+        self._release(req, self.cache, checkpoint=True)
         if self.rig.closed is not None and req.step.last_of_session:
             self.rig.closed(req.step)
 
     def _take_row(self, req: ReplayRequest) -> None:
         prefix = self.cache.prefix_device_indices(req) if req.prefix_len else None
-        compat.alloc_req_slots(self.rig.req_to_token_pool, [req], self.cache)
+        self._alloc_row(self.rig.req_to_token_pool, [req], self.cache)
         if prefix is not None:
             self._write(req, 0, prefix)
         req.row_len = req.prefix_len
@@ -158,14 +160,14 @@ class EngineLoop:
         req.kv.kv_allocated_len = req.kv.kv_committed_len = end
         if self.has_states and self.rig.extra_buffer:
             self._track_extend(req)
-        compat.checkpoint_kv_cache(req, self.cache)
+        self._checkpoint(req, self.cache)
 
     def _reach(self, req: ReplayRequest, end: int) -> None:
         """KV slots for the row up to ``end``, in whole pages."""
         missing = -(-(end - req.row_len) // self.page) * self.page
         if missing <= 0:
             return
-        self._write(req, req.row_len, compat.alloc_token_slots(self.cache, missing))
+        self._write(req, req.row_len, self._alloc_kv(self.cache, missing))
         req.row_len += missing
 
     def _write(self, req: ReplayRequest, start: int, indices: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from k3_sglang.cache.replay.budget import Budget
-from k3_sglang.cache.replay.models import Found, ModelCache, RankedCache, replay_model
+from k3_sglang.cache.replay.models import Found, ModelCache, RankedCache, Want, replay_model
 from k3_sglang.cache.replay.schedule import Step
 from k3_sglang.cache.replay.tree import Node
 
@@ -22,6 +22,7 @@ class VllmAlign(RankedCache):
     """
 
     name = "vllm-align"
+    cuts_prefill = True
     unit_tokens = 128
     block_tokens = 1536
 
@@ -42,6 +43,7 @@ class VllmAll(VllmAlign):
     """vLLM's former ``all`` mode: a state at every attention block, of prompt and answer; hits end at blocks."""
 
     name = "vllm-all"
+    cuts_prefill = False
     holds_states = True
 
     def states_of(self, step: Step) -> int:
@@ -108,8 +110,10 @@ class Marconi(ModelCache):
 
     name = "marconi"
 
-    def __init__(self, budget: Budget, flops: Callable[[int, int], float], alpha: float) -> None:
-        super().__init__(budget)
+    def __init__(
+        self, budget: Budget, flops: Callable[[int, int], float], alpha: float, *, divided: bool = False
+    ) -> None:
+        super().__init__(budget, divided=divided)
         self.flops = flops
         self.alpha = alpha
 
@@ -125,12 +129,13 @@ class Marconi(ModelCache):
         for node in path:
             node.stamp = node.stamp or self.clock
 
-    def evict(self, excess: int) -> bool:
+    def evict(self, excess: int, want: Want) -> bool:
         hit = {id(run.hit_node) for run in self.running}
         candidates = [
             node
             for node in self.tree.nodes()
             if not node.pins and (not node.children or (len(node.children) == 1 and node.state and id(node) not in hit))
+            if want == "any" or (node.state if want == "state" else not node.children)
         ]
         if not candidates:
             return False
@@ -161,6 +166,7 @@ def tuned_marconi(
     steps: Sequence[Step],
     *,
     serial: bool,
+    divided: bool = False,
     alphas: Sequence[float] = (0.0, 0.25, 0.5, 1.0, 2.0),
     share: float = 0.1,
 ) -> Marconi:
@@ -168,6 +174,7 @@ def tuned_marconi(
     first = steps[: max(int(len(steps) * share), 1)]
 
     def computed(alpha: float) -> int:
-        return sum(one.computed_tokens for one in replay_model(Marconi(budget, flops, alpha), first, serial=serial))
+        model = Marconi(budget, flops, alpha, divided=divided)
+        return sum(one.computed_tokens for one in replay_model(model, first, serial=serial))
 
-    return Marconi(budget, flops, min(alphas, key=computed))
+    return Marconi(budget, flops, min(alphas, key=computed), divided=divided)

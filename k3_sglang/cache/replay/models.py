@@ -10,6 +10,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from k3_sglang.cache.replay.budget import Budget
 from k3_sglang.cache.replay.driver import BudgetError, Served
@@ -39,17 +40,25 @@ class Running:
     """End of the part of its path that is in the tree; it and all above it are pinned."""
 
 
+Want = Literal["state", "kv", "any"]
+"""What must become free."""
+
+
 class ModelCache(ABC):
     """One model; subclasses say where states are kept and which victim goes next."""
 
     name = ""
     states_per_request = 1
     """State slots a running request occupies besides those of the tree."""
+    cuts_prefill = False
+    """Whether each kept state ends a forward pass of its own."""
     holds_states = False
     """Whether a running request keeps all states on its path from being evicted, not only the one it resumed from."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, *, divided: bool = False) -> None:
         self.budget = budget
+        self.divided = divided
+        """States and KV have pools of fixed size as in SGLang; otherwise they share one of the same bytes."""
         self.tree = Tree()
         self.clock = 0
         self.running: list[Running] = []
@@ -70,7 +79,7 @@ class ModelCache(ABC):
         return True
 
     @abstractmethod
-    def evict(self, excess: int) -> bool:
+    def evict(self, excess: int, want: Want) -> bool:
         """Make the next eviction, towards ``excess`` bytes; False when nothing may be evicted."""
 
     def states_of(self, step: Step) -> int:
@@ -104,8 +113,11 @@ class ModelCache(ABC):
         self._pin(running, prompt[: found.hit * UNIT_BYTES])
         if found.node is not None:
             self.touched(_ancestry(running.deepest), found.node)
-        self._extend(running, prompt, self.keep(found, prompt_len))
-        return running, Served(step.prompt_tokens, found.hit * grain, found.kv * grain)
+        keep = self.keep(found, prompt_len)
+        self._extend(running, prompt, keep)
+        passes = -(-(prompt_len - found.hit) // self.budget.units(self.budget.chunk))
+        cuts = len({depth for depth, _ in keep} - {prompt_len}) if self.cuts_prefill else 0
+        return running, Served(step.prompt_tokens, found.hit * grain, found.kv * grain, max(passes, 1) + cuts)
 
     def finish(self, running: Running) -> None:
         """The answer's KV goes in, the request's own memory comes back."""
@@ -128,14 +140,14 @@ class ModelCache(ABC):
     def _extend(self, running: Running, path: bytes, keep: list[tuple[int, str]]) -> None:
         present = self.tree.walk(path)[1]
         fresh = len(path) // UNIT_BYTES - present
-        self._make_room(fresh * self.unit_bytes, running.step)
+        self._make_room(fresh * self.unit_bytes, "kv", running.step)
         self.tree.insert(path)
         self._pin(running, path)
         for depth, kind in keep:
             node = self.tree.node_at(path, depth)
             if node is None or node.state:
                 continue
-            if not self._make_room(self.budget.state_bytes, None):
+            if not self._make_room(self.budget.state_bytes, "state", None):
                 continue
             self._pin(running, path)
             self.tree.set_state(node, kind, self.clock)
@@ -150,20 +162,34 @@ class ModelCache(ABC):
         for node in nodes:
             node.pins += 1
 
-    def used_bytes(self) -> int:
-        """Bytes of KV, kept states and running requests' states."""
-        states = self.tree.num_states + len(self.running) * self.states_per_request
-        return self.tree.kv_units * self.unit_bytes + states * self.budget.state_bytes
+    def _excess(self, need: int, of: Want) -> int:
+        """Bytes by which ``need`` more would be too much."""
+        states = (self.tree.num_states + len(self.running) * self.states_per_request) * self.budget.state_bytes
+        kv = self.tree.kv_units * self.unit_bytes
+        if not self.divided:
+            return states + kv + need - self.budget.total_bytes
+        if of == "state":
+            return states + need - self.budget.states * self.budget.state_bytes
+        return kv + need - self.budget.kv_tokens * self.budget.kv_token_bytes
 
-    def _make_room(self, need: int, must: Step | None) -> bool:
-        while (excess := self.used_bytes() + need - self.budget.total_bytes) > 0:
-            if not self.evict(excess):
-                if must is not None:
-                    raise BudgetError(
-                        f"{self.name}: a request of {must.path_tokens} tokens does not fit into "
-                        f"{self.budget.total_bytes / 1e9:.1f} GB beside {len(self.running) - 1} running ones"
-                    )
-                return False
+    def _make_room(self, need: int, of: Want, must: Step | None) -> bool:
+        want: Want = of if self.divided else "any"
+        while (excess := self._excess(need, of)) > 0:
+            if self.evict(excess, want):
+                continue
+            if self.holds_states and must is not None:
+                # Longer than the pool could hold with all its states: it loses them instead of failing.
+                self.holds_states = False
+                done = self.evict(excess, want)
+                self.holds_states = True
+                if done:
+                    continue
+            if must is not None:
+                raise BudgetError(
+                    f"{self.name}: a request of {must.path_tokens} tokens does not fit into "
+                    f"{self.budget.total_bytes / 1e9:.1f} GB beside {len(self.running) - 1} running ones"
+                )
+            return False
         return True
 
 
@@ -176,12 +202,17 @@ def _ancestry(node: Node | None) -> list[Node]:
     return nodes[::-1]
 
 
+Entry = tuple[tuple[float, ...], int, Node]
+"""Rank, serial number, node."""
+
+
 class RankedCache(ModelCache):
     """Victims in the order of a key that only changes when something is used: a heap with stale entries skipped."""
 
-    def __init__(self, budget: Budget) -> None:
-        super().__init__(budget)
-        self._heap: list[tuple[tuple[float, ...], int, Node, bool]] = []
+    def __init__(self, budget: Budget, *, divided: bool = False) -> None:
+        super().__init__(budget, divided=divided)
+        self._heaps: dict[bool, list[Entry]] = {True: [], False: []}
+        """Entries of states and of KV."""
         self._pushed = 0
 
     @abstractmethod
@@ -200,28 +231,36 @@ class RankedCache(ModelCache):
 
     def _push(self, node: Node, state: bool) -> None:
         self._pushed += 1
-        heapq.heappush(self._heap, (self.rank(node, state), self._pushed, node, state))
+        heapq.heappush(self._heaps[state], (self.rank(node, state), self._pushed, node))
 
-    def evict(self, excess: int) -> bool:
-        kept: list[tuple[tuple[float, ...], int, Node, bool]] = []
-        done = False
-        while self._heap and not done:
-            entry = heapq.heappop(self._heap)
-            rank, _, node, state = entry
+    def evict(self, excess: int, want: Want) -> bool:
+        kinds = {"state": (True,), "kv": (False,), "any": (True, False)}[want]
+        heads = [(entry, state) for state in kinds if (entry := self._candidate(state)) is not None]
+        if not heads:
+            return False
+        (_, _, node), state = min(heads, key=lambda head: head[0][:2])
+        if state:
+            self.tree.drop_state(node)
+        else:
+            self._free_tail(node, excess)
+        return True
+
+    def _candidate(self, state: bool) -> Entry | None:
+        """The first entry that may be evicted; it stays in the heap and is stale once its node is."""
+        heap, kept = self._heaps[state], list[Entry]()
+        found: Entry | None = None
+        while heap and found is None:
+            rank, _, node = entry = heapq.heappop(heap)
             if node.parent is None or rank != self.rank(node, state) or (state and not node.state):
                 continue
             if node.pins and (not state or self.holds_states or self._is_source(node)):
                 kept.append(entry)
-            elif state:
-                self.tree.drop_state(node)
-                done = True
-            elif not node.children:
-                self._free_tail(node, excess)
-                done = True
+            elif state or not node.children:
+                found = entry
             # An inner node's KV is looked at again when its last child has gone.
-        for entry in kept:
-            heapq.heappush(self._heap, entry)
-        return done
+        for entry in kept if found is None else (*kept, found):
+            heapq.heappush(heap, entry)
+        return found
 
     def _is_source(self, node: Node) -> bool:
         return any(run.hit_node is node for run in self.running)
@@ -263,8 +302,11 @@ def replay_model(
 
 
 def _must_wait(model: ModelCache, running: list[tuple[float, int, Running]], step: Step) -> bool:
-    held = sum(run.step.path_tokens for _, _, run in running) + step.path_tokens
-    states = sum(model.states_of(run.step) for _, _, run in running) + model.states_of(step)
-    need = held * model.budget.kv_token_bytes + states * model.budget.state_bytes
-    same = any(run.step.session == step.session and run.step.stream == step.stream for _, _, run in running)
-    return same or need > model.budget.total_bytes
+    budget = model.budget
+    kv = (sum(run.step.path_tokens for _, _, run in running) + step.path_tokens) * budget.kv_token_bytes
+    states = (sum(model.states_of(run.step) for _, _, run in running) + model.states_of(step)) * budget.state_bytes
+    if any(run.step.session == step.session and run.step.stream == step.stream for _, _, run in running):
+        return True
+    if model.divided:
+        return kv > budget.kv_tokens * budget.kv_token_bytes or states > budget.states * budget.state_bytes
+    return kv + states > budget.total_bytes

@@ -32,7 +32,7 @@ class Pacing:
 
     concurrent: int = 8
     """Sessions open at a time; when one ends, the next begins."""
-    max_gap_s: float = 300.0
+    max_gap_s: float = 3600.0
     """Pauses between the requests of a session are cut to this length."""
     serial: bool = False
     """A request is finished before the next begins; otherwise running requests overlap as recorded."""
