@@ -60,8 +60,6 @@ class Step:
     head_tokens: int
     last_of_stream: bool
     last_of_session: bool
-    wait_s: float | None
-    """Seconds from this answer to the stream's next request; None after the last."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -177,7 +175,6 @@ def _session_steps(
         ready[row] = now + (request.duration or request.output_tokens / pacing.tokens_per_s)
         finished = max(finished, ready[row])
         starts.append((now, ready[row], row, place))
-    waits = _waits(starts)
     shared = [_shared_head(stream, heads) for stream in session.streams]
     for index, (start, end, row, place) in enumerate(starts):
         stream = session.streams[row]
@@ -198,14 +195,7 @@ def _session_steps(
             head_tokens=stream.head_tokens,
             last_of_stream=place == last[row],
             last_of_session=index == len(starts) - 1,
-            wait_s=waits[index],
         )
-
-
-def _waits(starts: Sequence[tuple[float, float, int, int]]) -> list[float | None]:
-    begins = {(row, place): start for start, _, row, place in starts}
-    following = (begins.get((row, place + 1)) for _, _, row, place in starts)
-    return [None if begin is None else begin - end for begin, (_, end, _, _) in zip(following, starts, strict=True)]
 
 
 def _shared_head(stream: Stream, heads: Heads) -> tuple[Path64, Path64]:
@@ -234,7 +224,6 @@ def _open_loop(sessions: Sequence[Session], pacing: Pacing) -> list[Step]:
             head_tokens=0,
             last_of_stream=i not in continued,
             last_of_session=i not in continued,
-            wait_s=None,
         )
         for i, request in enumerate(requests)
     ]

@@ -46,6 +46,8 @@ class Request:
     """Leading blocks shared with the previous request of the stream."""
     duration: float
     """Seconds the call took when it was recorded; 0 when unknown."""
+    waits_for_tool: bool = False
+    """The answer ended with a tool call: the stream comes back by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ def _request(where: str, raw: Mapping[str, Any], before: Blocks, start: float) -
         blocks=blocks,
         kept_blocks=keep,
         duration=float(_field(raw, "api", where)),
+        waits_for_tool=raw.get("stop") == "tool_use",
     )
 
 
