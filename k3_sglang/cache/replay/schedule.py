@@ -11,7 +11,7 @@ import heapq
 import random
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,8 @@ class Step:
     request: Request
     following: Request | None
     """The request of the stream whose prompt continues this one, if any."""
+    tails: tuple[int, int]
+    """Ids of the partial last block of this prompt and of the following one; their own where the trace shows none."""
     namespace: int
     head: Path64
     """Ids of the stream's first blocks, as in its first prompt, and ..."""
@@ -88,12 +90,10 @@ class Step:
         return array("q", self._tokens().tobytes())
 
     def _tokens(self) -> Path64:
-        full, following, total = self.prompt_tokens // BLOCK_TOKENS, self.following, self.path_tokens
-        if following is not None and len(following.blocks) > full:
-            limit = total if self._answer_returns(following) else self.prompt_tokens
-            known = _expand(self._named(following.blocks[: -(-limit // BLOCK_TOKENS)]))[:limit]
-        else:
-            known = _expand(self._named(self.request.blocks))
+        following, total = self.following, self.path_tokens
+        if following is not None and self._answer_returns(following):
+            return _expand(np.append(self._named(following.blocks), self.tails[1]))[:total]
+        known = _expand(np.append(self._named(self.request.blocks), self.tails[0]))[: self.prompt_tokens]
         missing = total - len(known)
         return np.concatenate([known, _expand(self._fresh(-(-missing // BLOCK_TOKENS)))[:missing]])
 
@@ -181,6 +181,7 @@ def _session_steps(
         request = stream.requests[place]
         nearest = stream.requests[place + 1] if place < last[row] else None
         keeps = nearest is not None and nearest.kept_blocks >= len(request.blocks)
+        namespace = (number + 1) * IDS_PER_SESSION
         yield Step(
             index=(number << 20) + index,
             session=session.name,
@@ -189,13 +190,27 @@ def _session_steps(
             end=end,
             request=request,
             following=nearest if keeps else None,
-            namespace=(number + 1) * IDS_PER_SESSION,
+            tails=(
+                _tail(stream, place, last[row], namespace, row),
+                _tail(stream, place + 1, last[row], namespace, row),
+            ),
+            namespace=namespace,
             head=shared[row][0],
             shared_head=shared[row][1],
             head_tokens=stream.head_tokens,
             last_of_stream=place == last[row],
             last_of_session=index == len(starts) - 1,
         )
+
+
+def _tail(stream: Stream, place: int, last: int, namespace: int, row: int) -> int:
+    """Id of the block that request ``place`` of a stream has only a part of."""
+    if place < last:
+        request, following = stream.requests[place], stream.requests[place + 1]
+        full = len(request.blocks)
+        if following.kept_blocks >= full < len(following.blocks):
+            return int(following.blocks[full]) + namespace
+    return namespace + (1 << 31) + (row << 20) + place
 
 
 def _shared_head(stream: Stream, heads: Heads) -> tuple[Path64, Path64]:
@@ -208,6 +223,15 @@ def _shared_head(stream: Stream, heads: Heads) -> tuple[Path64, Path64]:
 def _open_loop(sessions: Sequence[Session], pacing: Pacing) -> list[Step]:
     requests = [session.streams[0].requests[0] for session in sessions]
     continued = _continuations(requests)
+    for earlier in sorted(continued, reverse=True):
+        # An id of fewer than 512 tokens changes when the text goes on; the continuation's blocks are the same tokens.
+        blocks = requests[continued[earlier]].blocks[: len(requests[earlier].blocks)]
+        requests[earlier] = replace(requests[earlier], blocks=blocks)
+    tails = [-(i + 1) for i in range(len(requests))]
+    for earlier, later in continued.items():
+        full = len(requests[earlier].blocks)
+        if full < len(requests[later].blocks):
+            tails[earlier] = int(requests[later].blocks[full])
     nothing = np.empty(0, np.int64)
     return [
         Step(
@@ -218,6 +242,7 @@ def _open_loop(sessions: Sequence[Session], pacing: Pacing) -> list[Step]:
             end=request.start + request.output_tokens / pacing.tokens_per_s,
             request=request,
             following=requests[continued[i]] if i in continued else None,
+            tails=(tails[i], tails[continued[i]] if i in continued else 0),
             namespace=0,
             head=nothing,
             shared_head=nothing,

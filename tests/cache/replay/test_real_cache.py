@@ -161,7 +161,7 @@ def cli(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command line in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "k3_sglang.cache.replay", *arguments],
-        cwd=repository, capture_output=True, text=True, timeout=120,
+        cwd=repository, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def trace_file(tmp_path: Path) -> Path:
 
 def test_the_command_line_prints_a_table_and_writes_json(repository: Path, trace_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    names = "kv-only,upstream,upstream:cap=2,no_buffer,upstream-best,vllm-align,tokenspeed:divided,marconi,bound"
+    names = "kv-only,upstream,upstream:cap=2,no_buffer,upstream-best,tokenspeed:divided,marconi,bound"
     done = cli(
         repository, str(trace_file), "--policies", names, "--states", "12,20", "--kv-tokens", "20000",
         "--concurrent", "2", "--chunk", "512", "--search-caps", "1,2", "--json", str(out),
@@ -187,9 +187,9 @@ def test_the_command_line_prints_a_table_and_writes_json(repository: Path, trace
     assert [cell["budget"]["states"] for cell in report["cells"]] == [12, 20]
     for cell in report["cells"]:
         rows = {row["policy"]: row for row in cell["rows"]}
-        assert list(rows) == names.replace("cap=2,no_buffer", "cap=2+no_buffer").replace(",", "\n").replace(
-            "+", ","
-        ).split("\n")
+        assert list(rows) == [
+            "kv-only", "upstream", "upstream:cap=2,no_buffer", "upstream-best", "tokenspeed:divided", "marconi", "bound"
+        ]  # fmt: skip
         for row in cell["rows"]:
             assert row["hit_tokens"] + row["computed_tokens"] == pytest.approx(row["prompt_tokens"])
         assert rows["upstream-best"]["computed_tokens"] <= rows["upstream"]["computed_tokens"]

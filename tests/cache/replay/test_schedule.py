@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from k3_sglang.cache.replay.schedule import Pacing, Step, make_steps
 from k3_sglang.cache.replay.traces import Request, Session, Stream, Trace, read_trace
 from tests.cache.replay.conftest import TraceWriter
-from tests.cache.replay.sessions import growing, session, steps_of
+from tests.cache.replay.sessions import encoded, growing, session, steps_of
 
 
 def common(one: Step, other: Step, grain: int = 64) -> int:
@@ -66,6 +66,13 @@ def test_the_partial_last_block_continues_into_the_next_prompt() -> None:
     trace = Trace("sessions", (Session("one", (Stream("one", 0, (0, 0), requests),)),), shared_ids=False)
     first, second = make_steps(trace, Pacing(1))
     assert common(first, second, grain=1) == first.path_tokens == 3 * 64 + 10 + 99
+
+
+def test_an_answer_that_ends_in_the_next_prompts_partial_block_comes_back_whole(write_trace: TraceWriter) -> None:
+    line = encoded("one", [range(4), range(10)], [44, 50], outputs=[390, 20])
+    first, second = make_steps(read_trace(write_trace([line])), Pacing(1))
+    assert first.path_tokens == 300 + 389 and second.prompt_tokens == 690
+    assert common(first, second, grain=1) == 689
 
 
 @settings(max_examples=50, deadline=None)
