@@ -124,7 +124,7 @@ class EngineLoop:
             req.kv.cache_protected_len = req.prefix_len
         req.lock = self.cache.lock(req.last_node)
         hit, kv_hit = req.prefix_len, match.full_kv_hit_length if self.has_states else req.prefix_len
-        ends = self.rig.chunks(hit, prompt_len, hints, match)
+        ends = self.rig.chunks(hit, prompt_len, req, match)
         self._take_row(req)
         for end in ends:
             self._extend(req, end)

@@ -10,6 +10,7 @@ from k3_sglang.cache.replay.budget import Budget
 from k3_sglang.cache.replay.driver import Served, replay
 from k3_sglang.cache.replay.engines import TokenSpeed, VllmAlign, VllmAll, tuned_marconi
 from k3_sglang.cache.replay.flops import PromptCost
+from k3_sglang.cache.replay.k3 import COMPONENTS, build_k3
 from k3_sglang.cache.replay.models import ModelCache, replay_model
 from k3_sglang.cache.replay.rig import Rig, UpstreamFlags, build_kv_only, build_upstream, load_object
 from k3_sglang.cache.replay.schedule import Step
@@ -20,8 +21,9 @@ MODELS: dict[str, type[VllmAlign] | type[TokenSpeed]] = {
     "tokenspeed": TokenSpeed,
 }
 BOUNDS = ("bound", "bound-one-pool")
-DEFAULT = "kv-only,upstream,upstream-best,vllm-align,tokenspeed,marconi,bound,bound-one-pool"
+DEFAULT = "k3,k3:hints,kv-only,upstream,upstream-best,vllm-align,tokenspeed,marconi,bound,bound-one-pool"
 HELP = """\
+k3  k3:hints                 this project's checkpoint cache, without and with the hints an agent runtime can give
 upstream                     SGLang's cache with default flags
 upstream:cap=2,interval=64   with --mamba-max-states-per-path 2 and --mamba-track-interval 64; also: no_buffer
 upstream-best                the best of --search-caps and --search-intervals, searched for every cell
@@ -90,6 +92,8 @@ def check(policy: str) -> None:
             load_object(rest)
         elif kind == "upstream":
             upstream_flags(rest)
+        elif kind == "k3" and rest in ("", "hints"):
+            load_object(COMPONENTS)
         elif kind in ("marconi", *MODELS) and rest in ("", "divided"):
             return
         elif rest or kind not in ("upstream-best", "kv-only", *BOUNDS):
@@ -140,6 +144,9 @@ def run(policy: str, cell: Cell, options: Options | None = None, on_step: OnStep
     if kind == "upstream":
         flags = upstream_flags(rest)
         return _real(policy, build_upstream(cell.budget, flags, context_len=cell.context_len), "", cell, on_step)
+    if kind == "k3":
+        rig = build_k3(cell.budget, cell.context_len, hinted=bool(rest))
+        return _real(policy, rig, "", cell, on_step)
     if kind == "component":
         from k3_sglang import compat
 

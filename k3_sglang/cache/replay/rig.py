@@ -28,7 +28,10 @@ class Rig:
     req_to_token_pool: Any
     budget: Budget
     chunks: Chunks
-    """``(prefix_len, prompt_len, hints, match) -> ends of the prefill's chunks``, the last of them ``prompt_len``."""
+    """``(prefix_len, prompt_len, request, match) -> ends of the prefill's chunks``, the last of them ``prompt_len``.
+
+    The request carries its hints in ``sampling_params.custom_params``; ``match`` is the cache's own match result.
+    """
     extra_buffer: bool
     """SGLang's snapshot buffers: states on a grid. Otherwise the live state is kept at the exact end."""
     checkpoint_grid: int = 1
@@ -68,7 +71,7 @@ class UpstreamFlags:
 def upstream_chunks(chunk: int) -> Chunks:
     """SGLang's chunked prefill: full chunks from the prefix on, then the rest."""
 
-    def ends(prefix_len: int, prompt_len: int, hints: Any, match: Any) -> list[int]:
+    def ends(prefix_len: int, prompt_len: int, req: Any, match: Any) -> list[int]:
         return [*range(prefix_len + chunk, prompt_len, chunk), prompt_len] if prompt_len > prefix_len else []
 
     return ends
