@@ -16,6 +16,7 @@ from k3_sglang.cache.replay import policies
 from k3_sglang.cache.replay.bound import clairvoyant_bound, find_options, split_pools
 from k3_sglang.cache.replay.budget import Budget
 from k3_sglang.cache.replay.driver import replay
+from k3_sglang.cache.replay.k3 import build_k3
 from k3_sglang.cache.replay.rig import Rig, UpstreamFlags, build_kv_only, build_upstream
 from k3_sglang.cache.replay.schedule import Pacing, Step, make_steps
 from k3_sglang.cache.replay.traces import read_trace
@@ -28,6 +29,8 @@ def build(policy: str, budget: Budget, context_len: int) -> Rig:
     """The cache behind a policy name of this program."""
     if policy == "kv-only":
         return build_kv_only(budget, context_len=context_len)
+    if policy.startswith("k3"):
+        return build_k3(budget, context_len, hinted=policy == "k3:hints")
     if policy == "by-name":
         from k3_sglang import compat
 

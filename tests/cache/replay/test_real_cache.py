@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import signal
@@ -16,7 +17,8 @@ import pytest
 from tests.cache.replay.sessions import encoded
 
 PROGRAM = Path(__file__).with_name("real_cache.py")
-POLICIES = ("", "cap=1", "interval=64", "no_buffer", "by-name", "kv-only")
+OURS = ("k3", "k3:hints") if importlib.util.find_spec("k3_sglang.cache.factory") else ()
+POLICIES = ("", "cap=1", "interval=64", "no_buffer", "by-name", "kv-only", *OURS)
 
 
 def run_jobs(repository: Path, jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -85,7 +87,7 @@ def results(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         ],
         "paged": [
             {"policy": name, "trace": mixed, **tight, "kv_tokens": 12_800, "page": 128, "grain": grain}
-            for name in ("", "kv-only")
+            for name in ("", "kv-only", *OURS)
             for grain in (1, 64)
         ],
         "fine": [{"policy": name, "trace": mixed, **tight, "grain": 1, "serial": False} for name in POLICIES],
@@ -104,7 +106,8 @@ def test_a_short_session_hits_where_the_engine_takes_snapshots(results: dict[str
     # Interval 64: the last multiple of 64 inside each answer.
     assert hits["interval=64"] == [0, 320, 576, 960]
     # Exact ends: prompt and all answer tokens that have KV.
-    assert hits["no_buffer"] == hits["by-name"] == hits["kv-only"] == [0, 339, 579, 979]
+    for policy in ("no_buffer", "by-name", "kv-only", *OURS):
+        assert hits[policy] == [0, 339, 579, 979], policy
 
 
 def test_a_long_prefill_counts_its_chunks(results: dict[str, list[dict[str, Any]]]) -> None:
