@@ -124,10 +124,10 @@ def _policy_names(text: str) -> list[str]:
     return names
 
 
-def _title(cell: policies.Cell, concurrent: int) -> str:
+def _title(cell: policies.Cell, load: str) -> str:
     budget, total = cell.budget, sum(step.prompt_tokens for step in cell.steps)
     return (
-        f"{concurrent} open sessions, {budget.states} state slots, {budget.kv_tokens:,} KV tokens "
+        f"{load}, {budget.states} state slots, {budget.kv_tokens:,} KV tokens "
         f"({budget.total_bytes / 1e9:.1f} GB a rank): {len(cell.steps)} requests, {total / 1e6:.1f} M prompt tokens"
     )
 
@@ -168,7 +168,9 @@ def _run_cells(
         f"and {speed.chunk_overhead_s * 1000:.0f} ms per pass",
         highlight=False,
     )
-    for concurrent in args.concurrent:
+    recorded_times = trace.format == "mooncake"
+    for concurrent in args.concurrent[:1] if recorded_times else args.concurrent:
+        load = "recorded arrivals" if recorded_times else f"{concurrent} open sessions"
         pacing = Pacing(concurrent, args.max_gap, args.serial)
         steps = make_steps(trace, pacing, seed=args.seed, sessions=args.sessions, max_requests=args.max_requests)
         options = find_options(steps, args.grain) if set(names) & set(policies.BOUNDS) else None
@@ -176,7 +178,7 @@ def _run_cells(
             cell = policies.Cell(steps, budget, args.serial, cost, args.search_caps, args.search_intervals)
             rows: list[Row] = []
             done.append(({"concurrent": concurrent, "budget": asdict(budget)}, rows))
-            title = _title(cell, concurrent)
+            title = _title(cell, load)
             try:
                 _run_policies(names, cell, options, speed, console, rows)
             finally:
