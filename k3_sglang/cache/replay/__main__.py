@@ -101,14 +101,14 @@ def _budgets(args: argparse.Namespace, concurrent: int) -> list[Budget]:
 
 
 def _check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    if not (args.states or args.states_per_session):
+        parser.error("say how many state slots there are: --states or --states-per-session")
     names = _policy_names(args.policies)
     try:
         for name in names:
             policies.check(name)
     except policies.PolicyError as error:
         parser.error(str(error))
-    if not (args.states or args.states_per_session):
-        parser.error("say how many state slots there are: --states or --states-per-session")
     return names
 
 
