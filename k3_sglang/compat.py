@@ -92,6 +92,25 @@ UPSTREAM: dict[str, str] = {
     "KVWriteLoc": "sglang.srt.mem_cache.memory_pool:KVWriteLoc",
     "AttentionBackend": "sglang.srt.layers.attention.base_attn_backend:AttentionBackend",
     "MambaAttnBackendBase": "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase",
+    # prefix cache, driven without an engine by cache.replay
+    "set_global_server_args_for_scheduler": "sglang.srt.server_args:set_global_server_args_for_scheduler",
+    "Mamba2CacheParams": "sglang.srt.configs.mamba_utils:Mamba2CacheParams",
+    "Mamba2StateShape": "sglang.srt.configs.mamba_utils:Mamba2StateShape",
+    "HybridReqToTokenPool": "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool",
+    "HybridLinearKVPool": "sglang.srt.mem_cache.memory_pool:HybridLinearKVPool",
+    "MHATokenToKVPool": "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool",
+    "ReqToTokenPool": "sglang.srt.mem_cache.memory_pool:ReqToTokenPool",
+    "TokenToKVPoolAllocator": "sglang.srt.mem_cache.allocator:TokenToKVPoolAllocator",
+    "PagedTokenToKVPoolAllocator": "sglang.srt.mem_cache.allocator:PagedTokenToKVPoolAllocator",
+    "CacheInitParams": "sglang.srt.mem_cache.cache_init_params:CacheInitParams",
+    "UnifiedRadixCache": "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache",
+    "ComponentType": "sglang.srt.mem_cache.unified_cache.component_type:ComponentType",
+    "ReqKvInfo": "sglang.srt.managers.schedule_batch:ReqKvInfo",
+    "match_kv_cache": "sglang.srt.mem_cache.common:match_kv_cache",
+    "checkpoint_kv_cache": "sglang.srt.mem_cache.common:checkpoint_kv_cache",
+    "release_kv_cache": "sglang.srt.mem_cache.common:release_kv_cache",
+    "alloc_req_slots": "sglang.srt.mem_cache.allocation:alloc_req_slots",
+    "alloc_token_slots": "sglang.srt.mem_cache.allocation:alloc_token_slots",
 }
 
 HOOK_TARGETS: dict[str, str] = {
