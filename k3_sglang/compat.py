@@ -104,7 +104,6 @@ UPSTREAM: dict[str, str] = {
     "PagedTokenToKVPoolAllocator": "sglang.srt.mem_cache.allocator:PagedTokenToKVPoolAllocator",
     "CacheInitParams": "sglang.srt.mem_cache.cache_init_params:CacheInitParams",
     "UnifiedRadixCache": "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache",
-    "ComponentType": "sglang.srt.mem_cache.unified_cache.component_type:ComponentType",
     "ReqKvInfo": "sglang.srt.managers.schedule_batch:ReqKvInfo",
     "match_kv_cache": "sglang.srt.mem_cache.common:match_kv_cache",
     "checkpoint_kv_cache": "sglang.srt.mem_cache.common:checkpoint_kv_cache",
