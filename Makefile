@@ -27,7 +27,7 @@ check: venv ## lint, formatting, types
 	@$(PYTHON) -m ruff format --check
 	@$(PYTHON) -m pyright --pythonpath $(PYTHON)
 
-format: venv ## rewrite the sources in the project's format, and the file tree in README.md
+format: venv ## rewrite the sources in the project's format, and docs/files.md
 	@$(PYTHON) -m ruff check --fix --quiet
 	@$(PYTHON) -m ruff format
 	@$(PYTHON) scripts/file_tree.py --write

@@ -1,4 +1,4 @@
-"""The file tree of the README, made from the first line of each file: ``--write`` updates the README, else prints."""
+"""The page of all files, made from the first line of each: ``--write`` updates docs/files.md, else prints."""
 
 from __future__ import annotations
 
@@ -56,25 +56,25 @@ def tree(repository: Path) -> str:
     return "".join(f"{name:<{width}}{text}".rstrip() + "\n" for name, text in lines)
 
 
-def with_tree(readme: str, text: str) -> str:
-    """The README with its tree replaced.
+def with_tree(page: str, text: str) -> str:
+    """The page with its tree replaced.
 
     Raises:
-        ValueError: the README has no place for a tree.
+        ValueError: the page has no place for a tree.
     """
-    before, begin, rest = readme.partition(BEGIN)
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"README.md has no tree block; it must contain {BEGIN!r} and {END!r}")
+        raise ValueError(f"docs/files.md has no tree block; it must contain {BEGIN!r} and {END!r}")
     return before + begin + text + end + after
 
 
 def main(arguments: list[str]) -> int:
-    """Print the tree, or write it into the README with ``--write``."""
+    """Print the tree, or write it into the page with ``--write``."""
     text = tree(REPOSITORY)
     if arguments == ["--write"]:
-        readme = REPOSITORY / "README.md"
-        readme.write_text(with_tree(readme.read_text(encoding="utf-8"), text), encoding="utf-8")
+        page = REPOSITORY / "docs" / "files.md"
+        page.write_text(with_tree(page.read_text(encoding="utf-8"), text), encoding="utf-8")
     elif arguments:
         print(f"unknown arguments {arguments}; allowed: --write, or none", file=sys.stderr)
         return 2
