@@ -79,7 +79,10 @@ UPSTREAM: dict[str, str] = {
     "MultimodalProcessorOutput": "sglang.srt.managers.schedule_batch:MultimodalProcessorOutput",
     "PROCESSOR_MAPPING": "sglang.srt.managers.multimodal_processor:PROCESSOR_MAPPING",
     "pad_mm_tokens": "sglang.srt.managers.mm_utils:pad_mm_tokens",
+    "mm_schedule": "sglang.srt.managers.mm_schedule",
     "prepare_mm_inputs": "sglang.srt.managers.mm_utils:prepare_mm_inputs",
+    # weights of a running engine
+    "BeginWeightUpdateReqOutput": "sglang.srt.managers.io_struct:BeginWeightUpdateReqOutput",
     # server
     "ServerStatus": "sglang.srt.managers.tokenizer_manager:ServerStatus",
     "http_server_state": "sglang.srt.entrypoints.http_server:_global_state",
@@ -123,6 +126,12 @@ HOOK_TARGETS: dict[str, str] = {
     "initialize_dummy_weights": "sglang.srt.model_loader.loader.initialize_dummy_weights",
     "update_weights_from_disk": (
         "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_disk"
+    ),
+    "update_weights_from_ipc": (
+        "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater.update_weights_from_ipc"
+    ),
+    "begin_weight_update": (
+        "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.begin_weight_update"
     ),
     "KDAAttnBackend": "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend",
     "cuda_host_register": "sglang.srt.mem_cache.pool_host.common._cuda_host_register",

@@ -41,7 +41,8 @@ class PassRecorder:
     def __init__(self, model: K3TextModel, runner: Any, directory: Path) -> None:
         self._runner = runner
         self._directory = directory
-        self._rank = get_parallel().tp_rank
+        parallel = get_parallel()
+        self._rank = parallel.pp_rank * parallel.tp_size + parallel.tp_rank
         self._passes = 0
         self._values: dict[str, torch.Tensor] | None = None
         """None while the folder does not exist: this pass is not recorded."""

@@ -101,11 +101,14 @@ def _register_text_architecture() -> None:
 
 def _register_loading() -> None:
     from k3_sglang.loading.dummy import fill_packed
-    from k3_sglang.loading.update import update_all_or_nothing
+    from k3_sglang.loading.update import refuse_session, refuse_shared_memory, update_all_or_nothing
 
     target = compat.HOOK_TARGETS
     compat.HookRegistry.register(target["initialize_dummy_weights"], fill_packed, compat.HookType.AFTER)
-    compat.HookRegistry.register(target["update_weights_from_disk"], update_all_or_nothing, compat.HookType.AROUND)
+    around = compat.HookType.AROUND
+    compat.HookRegistry.register(target["update_weights_from_disk"], update_all_or_nothing, around)
+    compat.HookRegistry.register(target["update_weights_from_ipc"], refuse_shared_memory, around)
+    compat.HookRegistry.register(target["begin_weight_update"], refuse_session, around)
 
 
 def _register_cache() -> None:

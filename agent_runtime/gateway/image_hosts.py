@@ -20,6 +20,7 @@ _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _WEB_PORTS = {"http": 80, "https": 443}
 _ENTRY = re.compile(r"(?P<any>\*\.)?(?P<host>\*|[a-z0-9_.-]+|\[[0-9a-f:.]+\])(:(?P<port>[0-9]{1,5}))?", re.IGNORECASE)
 # Addresses that carry an IPv4 address inside; a gateway on the way would send the packets there.
+_GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -83,6 +84,8 @@ class ImageHosts:
     async def _get(self, at: httpx.URL, url: str) -> AsyncGenerator[httpx.Response, None]:
         if at.userinfo:
             raise _not_allowed(url, "URLs with a user name are not fetched")
+        if at.scheme not in _WEB_PORTS:
+            raise _not_allowed(url, f"it leads to {shown(at.scheme)}, which is neither http nor https")
         host = at.raw_host.decode("ascii").rstrip(".").lower()
         port = at.port or _WEB_PORTS.get(at.scheme, 0)
         entries = [entry for entry in self._allowed if port and entry.covers(host, port, at.scheme)]
@@ -133,6 +136,8 @@ def is_public(address: str) -> bool:
             carried = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if carried is not None:
             return is_public(str(carried))
+        if ip not in _GLOBAL_UNICAST:  # also forms that carry an IPv4 address and are not routed
+            return False
     return ip.is_global and not ip.is_multicast
 
 

@@ -146,6 +146,7 @@ class RequestImages:
         self._fetched = fetched
         self._count = 0
         self._tokens = 0
+        self._bytes = 0
 
     def __call__(self, source: str, param: str) -> ImagePart:
         """The image at ``param``, with a data URL as its source. Raises ChatRequestError."""
@@ -159,6 +160,12 @@ class RequestImages:
             data = self._fetched.get(source)
             payload = None if data is not None else source[source.find(",") + 1 :]
             data = data_url_bytes(source) if data is None else data
+            self._bytes += len(data)
+            if self._bytes > self._settings.max_body_bytes:
+                limit = self._settings.max_body_bytes
+                raise ImageError(
+                    "image_too_many_bytes", f"the images have more than {limit} bytes together; send fewer"
+                )
             digest, checked = self._images.checked(data)
         except ImageError as error:
             raise ChatRequestError(param, error.code, str(error)) from error

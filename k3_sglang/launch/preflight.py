@@ -36,7 +36,9 @@ def problems(resolved: Resolved) -> list[str]:
         *check_devices(resolved.device, resolved.processes, cuda_devices()),
         *check_environment(os.environ, resolved.device),
         *check_checkpoint(
-            resolved.model_dir, weights=resolved.settings.engine.get("load-format", "auto") in SAFETENSORS_FORMATS
+            resolved.model_dir,
+            weights=resolved.settings.engine.get("load-format", "auto") in SAFETENSORS_FORMATS,
+            images=resolved.why_text_only is None,
         ),
         *check_image_folders(resolved.settings.allow_image_files),
         *check_port("port", resolved.settings.host, resolved.gateway_port),
@@ -126,17 +128,18 @@ def check_environment(environment: Mapping[str, str], device: str) -> list[str]:
     return found
 
 
-def check_checkpoint(directory: Path, *, weights: bool) -> list[str]:
+def check_checkpoint(directory: Path, *, weights: bool, images: bool) -> list[str]:
     """The vocabulary is there, and the weight files hold the tensors that config.json describes.
 
     Only headers are read. What is wrong would show after minutes or an hour of loading otherwise.
 
     Args:
         weights: whether the engine reads safetensors files (not with a ``load-format`` such as ``dummy``).
+        images: whether it loads the image tower.
     """
     if not (directory / VOCABULARY_FILE).is_file():
         return [f"{directory} lacks {VOCABULARY_FILE}; the download is not complete"]
-    return checkpoint_problems(directory) if weights else []
+    return checkpoint_problems(directory, images=images) if weights else []
 
 
 def check_port(setting: str, host: str, port: int) -> list[str]:

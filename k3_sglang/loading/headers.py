@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from k3_sglang.config import ConfigError, K3Config
-from k3_sglang.loading.inventory import Specs, expected_tensors
+from k3_sglang.loading.inventory import PROJECTOR_PREFIX, TOWER_PREFIX, Specs, expected_tensors, expected_text_tensors
 
 INDEX_FILE = "model.safetensors.index.json"
 """Which tensor lies in which file of a checkpoint."""
@@ -39,10 +39,18 @@ class StoredTensor:
     file: str
 
 
-def checkpoint_problems(directory: Path) -> list[str]:
-    """Everything about a checkpoint's tensors that would make loading it fail, one line each; nothing is loaded."""
+def checkpoint_problems(directory: Path, *, images: bool) -> list[str]:
+    """Everything about a checkpoint's tensors that would make loading it fail, one line each; nothing is loaded.
+
+    Args:
+        images: whether the image tower is loaded too; its tensors are not looked at otherwise.
+    """
     try:
-        return compare(read_headers(directory), expected_tensors(K3Config.from_dir(directory)), directory)
+        config, found = K3Config.from_dir(directory), read_headers(directory)
+        if images:
+            return compare(found, expected_tensors(config), directory)
+        text = {name: tensor for name, tensor in found.items() if not name.startswith((TOWER_PREFIX, PROJECTOR_PREFIX))}
+        return compare(text, expected_text_tensors(config.text), directory)
     except (ConfigError, HeaderError) as error:
         return [str(error)]
 

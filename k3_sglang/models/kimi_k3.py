@@ -28,7 +28,7 @@ from k3_sglang.layers.parallel import Ranks, Stage
 from k3_sglang.loading.progress import followed
 from k3_sglang.loading.slots import load_all
 from k3_sglang.loading.table import PREFIX, VISION_PREFIXES, build_table
-from k3_sglang.processors.embedding import ImageInputs
+from k3_sglang.processors.embedding import ImageInputs, forget_features
 from k3_sglang.vision.support import image_support, why_text_only
 
 logger = logging.getLogger(__name__)
@@ -85,11 +85,13 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         self.start_layer, self.end_layer = stage.layers.start, stage.layers.stop
         self.logits_processor = LogitsProcessor(text)
         self.why_text_only = why_text_only(get_model().model_path)
-        wanted = stage.first and self.why_text_only is None
-        self.images = ImageInputs(image_support(get_model().model_path).vision) if wanted else None
+        self.image_support = None if self.why_text_only else image_support(get_model().model_path)
+        self.images = ImageInputs(self.image_support.vision) if self.image_support and stage.first else None
         """Embeds pictures; only the first pipeline stage does."""
         self.complete = False
         """Whether every parameter holds a value, all of them of one checkpoint (or all of them dummies)."""
+        self._discarded = False
+        """Whether only a whole checkpoint can make it complete again."""
         self.from_checkpoint = False
         """Whether these values were read from a checkpoint, which could be read again."""
 
@@ -151,6 +153,7 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
         self.discard_weights()
         with torch.no_grad():
             count = load_all(slots, followed(wanted(), len(slots)), "checkpoint")
+        self._discarded = False
         self.post_load_weights()
         self.from_checkpoint = True
         logger.info("loaded %d tensors", count)
@@ -160,12 +163,14 @@ class KimiK3ForConditionalGeneration(torch.nn.Module):
     def discard_weights(self) -> None:
         """Compute nothing more with what the parameters hold."""
         self.complete = self.from_checkpoint = False
+        self._discarded = True
 
     def post_load_weights(self) -> None:
         """What follows on filling the parameters, by whatever loader; SGLang calls it after dummy and sharded loads."""
         for layer in self.model.stack:
             layer.weights_changed()
-        self.complete = True
+        forget_features()
+        self.complete = not self._discarded
 
     @staticmethod
     def checkpoint_name(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from k3_sglang.compat import Modality, prepare_mm_inputs
+from k3_sglang.compat import Modality, mm_schedule, prepare_mm_inputs
 from k3_sglang.loading.slots import Slot
 from k3_sglang.vision.config import VisionConfig
 from k3_sglang.vision.projector import ImageEncoder
@@ -50,6 +50,13 @@ class ImageInputs(torch.nn.Module):
             return None
         functions = {Modality.IMAGE: self.features}
         return prepare_mm_inputs(input_ids, forward_batch, model, {}, data_embedding_funcs=functions)
+
+
+def forget_features() -> None:
+    """Drop features SGLang keeps by content: they belong to the weights they were computed with."""
+    kept = mm_schedule.embedding_cache
+    if kept is not None:
+        kept.clear()
 
 
 def _grid(item: Any) -> Grid:

@@ -11,13 +11,16 @@ import httpx
 import pytest
 
 from k3_sglang import tiny
+from k3_sglang.chat.tokenizer import K3Tokenizer
 from tests.engine.checkpoints import damage_last_expert, with_changed_shard
 from tests.engine.conftest import two_free_ports
 from tests.engine.stack import STOP_TIMEOUT_S, Engine, running
+from tests.gateway.pictures import data_url, picture
 
 PROMPT = [5, 900, 31, 7, 1200, 44]
 NEW_TOKENS = 16
 FAILED = 1
+PROJECTION = "mm_projector.proj.2.weight"
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,42 @@ def test_a_checkpoint_found_damaged_while_it_is_read_brings_the_previous_one_bac
     assert message.endswith(f"The previous weights, of {checkpoint}, were loaded again.")
     engine.flush()
     assert engine.generate(PROMPT, NEW_TOKENS).ids == before
+
+
+def test_a_picture_is_encoded_by_the_weights_that_are_there_now(
+    engine: Engine, checkpoint: Path, tmp_path: Path
+) -> None:
+    pad = K3Tokenizer.from_dir(checkpoint).special.media_pad
+    ids, seen = [*PROMPT[:3], pad, *PROMPT[3:]], [data_url(picture(56, 56, "red"))]
+
+    def last() -> float:
+        return engine.prompt_logprobs(ids, seen)[-1]
+
+    before = last()
+    other = with_changed_shard(checkpoint, tmp_path / "other", lambda tensors: tensors[PROJECTION].neg_())
+    assert engine.update_weights(other)[0] == HTTPStatus.OK
+    assert abs(last() - before) > 1e-3
+    assert engine.update_weights(checkpoint)[0] == HTTPStatus.OK
+    assert last() == pytest.approx(before, abs=1e-5)
+
+
+def test_a_checkpoint_that_prepares_pictures_otherwise_is_refused(
+    engine: Engine, checkpoint: Path, tmp_path: Path
+) -> None:
+    other = with_changed_shard(checkpoint, tmp_path / "other", lambda tensors: None)
+    file = other / "preprocessor_config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["media_proc_cfg"]["image_mean"] = [0.1, 0.2, 0.3]
+    file.unlink()
+    file.write_text(json.dumps(config), encoding="utf-8")
+    status, message = engine.update_weights(other)
+    assert status == HTTPStatus.BAD_REQUEST
+    assert "encodes or prepares images otherwise than the running model" in message
+
+
+def test_weights_are_not_replaced_tensor_by_tensor(engine: Engine) -> None:
+    response = engine.http.post("/begin_weight_update", json={})
+    assert "no weights were changed: this model takes whole checkpoints only" in response.text
 
 
 def test_dummy_weights_a_recovery_and_the_end_of_an_engine_without_whole_weights(

@@ -266,6 +266,10 @@ def test_an_entry_that_is_no_host_ends_the_start(entry: str) -> None:
         ("::ffff:8.8.8.8", True),
         ("64:ff9b::7f00:1", False),
         ("2002:7f00:1::", False),
+        ("64:ff9b:1::a00:1", False),
+        ("fec0::1", False),
+        ("::7f00:1", False),
+        ("::ffff:0:7f00:1", False),
     ],
 )
 def test_an_address_is_public_only_when_the_internet_leads_to_it(address: str, public: bool) -> None:

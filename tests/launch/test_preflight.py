@@ -100,27 +100,27 @@ def test_variables_that_switch_the_plugin_off_are_found(
 
 
 def test_a_checkpoint_with_every_file_passes(checkpoint: Path) -> None:
-    assert preflight.check_checkpoint(checkpoint, weights=True) == []
+    assert preflight.check_checkpoint(checkpoint, weights=True, images=False) == []
 
 
 def test_a_shard_that_the_index_names_and_nobody_downloaded_is_found(checkpoint: Path) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}}
     (checkpoint / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
-    (problem,) = preflight.check_checkpoint(checkpoint, weights=True)
+    (problem,) = preflight.check_checkpoint(checkpoint, weights=True, images=False)
     assert problem == f"{checkpoint} lacks model-2.safetensors; the download is not complete"
-    assert preflight.check_checkpoint(checkpoint, weights=False) == []
+    assert preflight.check_checkpoint(checkpoint, weights=False, images=False) == []
 
 
 def test_a_checkpoint_without_weights_or_vocabulary_or_with_a_broken_index_is_found(checkpoint: Path) -> None:
     (checkpoint / INDEX_FILE).write_text("[]", encoding="utf-8")
-    (problem,) = preflight.check_checkpoint(checkpoint, weights=True)
+    (problem,) = preflight.check_checkpoint(checkpoint, weights=True, images=False)
     assert "cannot be read" in problem
     (checkpoint / INDEX_FILE).unlink()
     (checkpoint / "model.safetensors").unlink()
-    (problem,) = preflight.check_checkpoint(checkpoint, weights=True)
+    (problem,) = preflight.check_checkpoint(checkpoint, weights=True, images=False)
     assert "holds no *.safetensors files" in problem
     (checkpoint / "tiktoken.model").unlink()
-    (problem,) = preflight.check_checkpoint(checkpoint, weights=False)
+    (problem,) = preflight.check_checkpoint(checkpoint, weights=False, images=False)
     assert "lacks tiktoken.model" in problem
 
 

@@ -60,8 +60,8 @@ def test_the_scale_group_is_the_kernels() -> None:
 
 
 def test_the_golden_and_the_tiny_checkpoint_hold_exactly_what_is_expected(golden: Path, tiny_dir: Path) -> None:
-    assert checkpoint_problems(golden / "checkpoint") == []
-    assert checkpoint_problems(tiny_dir) == []
+    assert checkpoint_problems(golden / "checkpoint", images=True) == []
+    assert checkpoint_problems(tiny_dir, images=True) == []
 
 
 def test_text_only_checkpoints_lack_the_prefix() -> None:
@@ -129,7 +129,7 @@ def test_each_kind_of_mistake_is_one_line_that_names_the_tensor(
     copy: Path, change: Callable[[dict[str, torch.Tensor]], Any], expected: str
 ) -> None:
     rewrite(copy, change)
-    (problem,) = checkpoint_problems(copy)
+    (problem,) = checkpoint_problems(copy, images=True)
     assert problem.startswith(f"{copy}: ")
     assert expected in problem
 
@@ -148,7 +148,7 @@ def test_a_file_that_is_cut_off_or_too_long_or_no_safetensors_file_is_found(copy
         (struct.pack("<Q", 9) + b'{"a": {}}', f"{path} has no readable header"),
     ]:
         path.write_bytes(content)
-        (problem,) = checkpoint_problems(copy)
+        (problem,) = checkpoint_problems(copy, images=True)
         assert problem.startswith(expected)
 
 
@@ -173,7 +173,7 @@ def test_a_vision_config_that_is_not_supported_is_a_problem_with_its_key(copy: P
     config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
     (copy / "config.json").unlink()
     (copy / "config.json").write_text(json.dumps({**config, "vision_config": {"patch_size": 14}}), encoding="utf-8")
-    (problem,) = checkpoint_problems(copy)
+    (problem,) = checkpoint_problems(copy, images=True)
     assert problem.startswith("vision_config.")
 
 
