@@ -89,10 +89,18 @@ def test_a_missing_tensor_is_named(copy: Path) -> None:
         ReferenceModel.from_dir(copy)
 
 
-@pytest.mark.parametrize("name", [f"{LAYER_0}extra.weight", "model.norm.weight", "vision_tower.x"])
+@pytest.mark.parametrize("name", [f"{LAYER_0}extra.weight", "model.norm.weight"])
 def test_an_unknown_tensor_is_named(copy: Path, name: str) -> None:
     edit(copy, lambda tensors: tensors.update({name: torch.zeros(3)}))
     with pytest.raises(ReferenceCheckpointError, match=f"unknown tensor '{name}'"):
+        ReferenceModel.from_dir(copy)
+
+
+def test_an_image_tower_is_unknown_to_a_configuration_without_one(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    del config["vision_config"]
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ReferenceCheckpointError, match=r"unknown tensor '(vision_tower|mm_projector)\."):
         ReferenceModel.from_dir(copy)
 
 
