@@ -79,9 +79,7 @@ def show(text: TextConfig, figures: dict[str, list[Figure]]) -> None:
 def main() -> None:
     """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", help="`tiny` or a checkpoint; default: a random one, written for this run (a quarter of an hour)"
-    )
+    parser.add_argument("--model", help="`tiny` or a checkpoint; default: a random one (takes a quarter of an hour)")
     parser.add_argument("--experts", type=int, default=96, help="routed experts per layer of the random checkpoint")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
