@@ -113,7 +113,8 @@ def _register_loading() -> None:
 
 def _register_cache() -> None:
     """Offer the checkpoint cache under its name; the hooks do nothing while another cache is in use."""
-    from k3_sglang.cache import factory, scheduling
+    from k3_sglang.cache import factory, remote, scheduling
+    from k3_sglang.cache import inspection as _inspection  # noqa: F401  # registers commands
 
     if factory.BACKEND not in compat.registered_radix_cache_backends():
         compat.register_radix_cache_backend(factory.BACKEND, factory.build)
@@ -121,6 +122,8 @@ def _register_cache() -> None:
     compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_admission"], scheduling.select_admission, around)
     compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_continuation"], scheduling.add_chunked, around)
     compat.HookRegistry.register(compat.HOOK_TARGETS["waiting_order"], scheduling.order_waiting, compat.HookType.AFTER)
+    compat.HookRegistry.register(compat.HOOK_TARGETS["control_message"], remote.handle, around)
+    compat.HookRegistry.register(compat.HOOK_TARGETS["http_server_setup"], remote.add_routes, compat.HookType.BEFORE)
 
 
 def _register_announcements() -> None:

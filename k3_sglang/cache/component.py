@@ -148,14 +148,14 @@ class CheckpointComponent(MambaComponent):
         if req is None or not params.cow_mamba:
             return super().finalize_match_result_in_cache(params, result)
         notes = self.notes(req)
-        self._note_match(notes, params, result)
+        self._note_match(notes, req, result)
         has_state = self.tree_core.get_component_device_value(result.best_match_node, self.component_type) is not None
         if has_state and not req.kv.holds_mamba and not self._make_room(result.best_match_node):
             self.metrics.skipped[Skip.NO_SLOT_FOR_HIT] += 1
             return zero_match_result(self.cache, result, extra_key=params.key.extra_key)
         return super().finalize_match_result_in_cache(params, result)
 
-    def _note_match(self, notes: RequestNotes, params: Any, result: Any) -> None:
+    def _note_match(self, notes: RequestNotes, req: Any, result: Any) -> None:
         """Remember why this request's hit was not longer, and how long its session was away."""
         cached = result.device_prefix_len + result.host_hit_length
         notes.fork = result.mamba_branching_seqlen or 0
@@ -167,7 +167,7 @@ class CheckpointComponent(MambaComponent):
                 notes.reuse_age = age if role is Role.TIP else None
         if notes.fresh:
             notes.fresh = False
-            prompt, with_kv = len(params.key), max(cached, result.full_kv_hit_length)
+            prompt, with_kv = len(req.origin_input_ids), max(cached, result.full_kv_hit_length)
             self.metrics.prompt_tokens += prompt
             self.metrics.cached_tokens += cached
             self.metrics.no_state_tokens += with_kv - cached
