@@ -1,17 +1,19 @@
 """What the engine's cache is told with a request: its session, the positions others share, and what will follow."""
 
+import json
 from typing import Any
 
 from agent_runtime.gateway.cache_fields import CacheFields, Session
 from agent_runtime.gateway.positions import Positions
 
 PARAMETER = "k3_cache"
-"""Key inside SGLang's ``custom_params`` under which the cache reads hints."""
+"""Key inside SGLang's ``custom_params`` under which the cache reads hints: as text, because SGLang allows no lists
+in objects inside ``custom_params``."""
 
 
 def cache_hints(
     positions: Positions, session: Session | None, fields: CacheFields | None, now_s: float
-) -> dict[str, Any]:
+) -> dict[str, str]:
     """SGLang's ``custom_params`` for a request. ``now_s`` is this process's clock, on which the cache counts expiries.
 
     The end of the history is named only where an instruction for this turn stands behind it: elsewhere the next
@@ -27,4 +29,4 @@ def cache_hints(
     if fields is not None:
         given = fields.model_dump(exclude={"session"}, exclude_none=True)
         hints.update(given)
-    return {PARAMETER: hints}
+    return {PARAMETER: json.dumps(hints)}

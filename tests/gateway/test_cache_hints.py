@@ -45,7 +45,7 @@ def stub(stub: StubEngine) -> StubEngine:
 
 def hints(stub: StubEngine, request: int = -1) -> dict[str, Any]:
     """What the cache was told with a request."""
-    return stub.requests[request]["sampling_params"]["custom_params"]["k3_cache"]
+    return json.loads(stub.requests[request]["sampling_params"]["custom_params"]["k3_cache"])
 
 
 def beginning(request: ChatRequest, messages: int, tokenizer: K3Tokenizer) -> tuple[int, ...]:
