@@ -158,6 +158,11 @@ class Agent:
         return self._history.conversation
 
     @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The declarations that every request carries."""
+        return self._tools
+
+    @property
     def unfinished(self) -> bool:
         """Whether the log holds a run that `proceed` can go on with."""
         return self._recovered is not None
