@@ -1,10 +1,10 @@
 """Runs the choices of a completion on the engine and hands over what they produce, in order per choice."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import anyio
@@ -81,9 +81,10 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     # Ids of equal length: the engine aborts every request whose id begins with the one named.
     rid = uuid4().hex
     finish, cached_tokens = None, 0
+    cache: Mapping[str, Any] = {}
     async with aclosing(gateway.engine.stream(prompt.ids, sampling, rid, job.replayed.images)) as chunks:
         async for chunk in chunks:
-            cached_tokens = chunk.cached_tokens
+            cached_tokens, cache = chunk.cached_tokens, chunk.cache or cache
             finish = chunk.finish
             try:
                 deltas = choice.feed(chunk.ids)
@@ -100,7 +101,9 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
         gateway.recorded.record(job.replayed.context, prompt.start, delivered.message, delivered.ids)
     if job.envelope.loosened and delivered.finish_reason != "length":
         delivered = replace(delivered, schema_problems=_schema_problems(job, delivered))
-    usage = Usage(job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens)
+    usage = Usage(
+        job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens, cache
+    )
     yield ChoiceEnd(index, delivered, usage)
 
 

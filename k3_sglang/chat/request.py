@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from k3_sglang.chat.cache_marks import longest_ttl_s, unmarked_tools
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.json_types import is_list, is_object
 from k3_sglang.chat.request_fields import refuse, shown, wrong_type
@@ -46,7 +47,8 @@ def parse_request(
     """
     strict = not lenient
     messages = _messages(body, images, strict=strict)
-    tools = parse_tools(body.get("tools"), "tools", strict=strict)
+    declared_tools, tools_ttl_s = unmarked_tools(body.get("tools"), "tools") if strict else (body.get("tools"), None)
+    tools = parse_tools(declared_tools, "tools", strict=strict)
     if strict:
         _check_all_tools(tools, messages)
     declared = (*tools, *(tool for _, message in messages for tool in message.tools or ()))
@@ -61,6 +63,7 @@ def parse_request(
         thinking=thinking,
         parallel_tool_calls=_flag(body, "parallel_tool_calls"),
         add_generation_prompt=strict or _flag(body, "add_generation_prompt"),
+        tools_cache_ttl_s=tools_ttl_s,
     )
 
 
@@ -186,7 +189,8 @@ def _merge_split_turns(messages: list[Message]) -> list[Message]:
             and not message.reasoning
             and last.name == message.name
         ):
-            merged[-1] = replace(last, tool_calls=message.tool_calls)
+            ttl_s = longest_ttl_s((last.cache_ttl_s, message.cache_ttl_s))
+            merged[-1] = replace(last, tool_calls=message.tool_calls, cache_ttl_s=ttl_s)
         else:
             merged.append(message)
     return merged

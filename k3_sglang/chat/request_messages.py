@@ -1,9 +1,11 @@
 """Messages of a request: roles, contents, reasoning, calls and results."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from k3_sglang.chat.arguments import load_arguments
+from k3_sglang.chat.cache_marks import MARK, cache_ttl_s, longest_ttl_s, unmarked_tools
 from k3_sglang.chat.canonical import spaced_json
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.json_types import is_list, is_object
@@ -29,8 +31,8 @@ from k3_sglang.chat.types import (
 )
 
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-# A hint some clients attach everywhere; it changes nothing about the prompt.
-_HINT_KEYS = frozenset(("cache_control",))
+# A hint; it changes nothing about the prompt.
+_HINT_KEYS = frozenset((MARK,))
 _COMMON_KEYS = _HINT_KEYS | {"role", "content", "name"}
 # `tools` is let through for its own refusal, which says where it belongs.
 _ROLE_KEYS: dict[Role, frozenset[str]] = {
@@ -64,7 +66,7 @@ class MessageParser:
             return None
         if self._strict:
             _check_keys(value, role, param)
-        tools = self._tools(value, role, param)
+        tools, tools_ttl_s = self._tools(value, role, param)
         content = self._content(value.get("content"), role, f"{param}.content")
         if tools and self._strict and content:
             refuse(
@@ -84,6 +86,7 @@ class MessageParser:
             tool_call_id=optional_text(value, "tool_call_id", param) if role == "tool" else None,
             name=optional_text(value, "name", param) or (optional_text(value, "tool", param) or None),
             tools=tools or None,
+            cache_ttl_s=longest_ttl_s((tools_ttl_s, self._ttl_s(value, param))),
         )
 
     def finish(self) -> None:
@@ -107,13 +110,19 @@ class MessageParser:
             )
         return None
 
-    def _tools(self, value: Mapping[str, Any], role: Role, param: str) -> tuple[JSONObject, ...]:
-        declared = value.get("tools")
+    def _ttl_s(self, owner: Mapping[str, Any], param: str) -> int | None:
+        """The mark of a message or part; the reference knows none."""
+        return cache_ttl_s(owner, param) if self._strict else None
+
+    def _tools(self, value: Mapping[str, Any], role: Role, param: str) -> tuple[tuple[JSONObject, ...], int | None]:
+        declared, ttl_s = value.get("tools"), None
         if declared is not None and role != "system":
             if self._strict:
                 refuse(f"{param}.tools", "tools_on_wrong_role", f"a {role} message cannot declare tools; system can")
-            return ()
-        return parse_tools(declared, f"{param}.tools", strict=self._strict)
+            return (), None
+        if self._strict:
+            declared, ttl_s = unmarked_tools(declared, f"{param}.tools")
+        return parse_tools(declared, f"{param}.tools", strict=self._strict), ttl_s
 
     def _content(self, value: Any, role: Role, param: str) -> Content:
         if value is None or isinstance(value, str):
@@ -138,7 +147,7 @@ class MessageParser:
             )
         if self._strict and role != "assistant":
             refuse_unknown(part, _TEXT_PART_KEYS, param, "a text part")
-        return TextPart(text)
+        return TextPart(text, self._ttl_s(part, param))
 
     def _tool_calls(self, value: Any, param: str) -> tuple[ToolCall, ...]:
         if value is None:
@@ -155,9 +164,11 @@ class MessageParser:
         source = image_source(part)
         if source is None:
             wrong_type(param, part.get(str(part["type"])), "an image given as a string or an object with `url`")
+        ttl_s = self._ttl_s(part, param)
         size = next(self._sizes, None)
         if size is None and self._images is not None:
-            return self._images(source, param)
+            image = self._images(source, param)
+            return image if ttl_s is None else replace(image, cache_ttl_s=ttl_s)
         if size is None:
             refuse(
                 param,
@@ -166,7 +177,7 @@ class MessageParser:
             )
         if not is_list(size) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
             wrong_type("image_sizes", size, "[width, height] in pixels")
-        return ImagePart(source, (size[0], size[1]))
+        return ImagePart(source, (size[0], size[1]), cache_ttl_s=ttl_s)
 
 
 def image_source(part: Mapping[str, Any]) -> str | None:
