@@ -77,7 +77,10 @@ class SchemaBranches:
             return
         beside = {name: rule for name, rule in schema.items() if name != key}
         for value in values:
-            if not beside or follows(value, beside, self._document) is not False:
+            allowed = follows(value, beside, self._document, self._budget) if beside else True
+            if allowed is None:
+                self._note(f"{key} beside what cannot be decided")
+            if allowed is not False:
                 yield type_name(value), {"const": value}
 
     def _referred(self, schema: dict[str, Any], seen: tuple[str, ...]) -> Iterator[Branch]:

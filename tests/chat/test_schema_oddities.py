@@ -144,3 +144,20 @@ def test_without_parallel_calls_a_free_turn_has_at_most_one() -> None:
     grammar = turn_grammar(parse_request({"messages": [USER], "tools": [tool], "parallel_tool_calls": False}), "think")
     assert grammar is not None and "(tools" in grammar.ebnf and 'index=\\"2' not in grammar.ebnf
     assert turn_grammar(parse_request({"messages": [USER], "parallel_tool_calls": False}), "think") is None
+
+
+def test_values_listed_beside_a_heavy_rule_share_the_budget() -> None:
+    levels: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+    defs = {**levels, "a40": False}
+    schema = {"$defs": defs, "enum": list(range(1000)), "not": {"$ref": "#/$defs/a0"}}
+    assert any("enum beside what cannot be decided" in note for note in grammar_of(schema).loosened)
+
+
+def test_patterns_beside_listed_values_cost_of_the_budget_too() -> None:
+    schema = {"enum": ["x" * 160 + str(place) for place in range(3000)], "pattern": "x*x*y"}
+    assert any("enum beside what cannot be decided" in note for note in grammar_of(schema).loosened)
+
+
+def test_listed_values_beyond_all_floats_are_no_fault_of_the_request() -> None:
+    grammar = grammar_of({"enum": [10**400, 1, 2.5], "type": "integer"})
+    assert grammar.loosened == () and "2.5" not in grammar.ebnf and "1" + "0" * 400 in grammar.ebnf
