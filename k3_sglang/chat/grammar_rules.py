@@ -1,6 +1,6 @@
 """EBNF building blocks: rules, literals, character sets and integer ranges."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 # Control tokens are spelled in the grammar vocabulary as code points that Unicode does not have, so that
@@ -23,8 +23,32 @@ def literal(text: str) -> str:
 
 
 def char_set(ranges: Ranges) -> str:
-    """A set of characters given as inclusive code point ranges."""
-    return "[" + "".join(f"{_set_char(low)}-{_set_char(high)}" for low, high in ranges) + "]"
+    """A set of characters given as inclusive code point ranges.
+
+    They are written in parts whose UTF-8 bytes are ranges themselves: of a range that ends elsewhere xgrammar 0.2.7
+    forgets the characters that share their first byte with its last one.
+    """
+    parts = (part for low, high in ranges for part in _byte_ranges(low, high))
+    return "[" + "".join(f"{_set_char(low)}-{_set_char(high)}" for low, high in parts) + "]"
+
+
+def _byte_ranges(low: int, high: int) -> Iterator[tuple[int, int]]:
+    """The range in parts: code points of one length in UTF-8 that run through all values of the bytes that differ."""
+    for last in (0x7F, 0x7FF, 0xFFFF):
+        if low <= last < high:
+            yield from _byte_ranges(low, last)
+            yield from _byte_ranges(last + 1, high)
+            return
+    for bits in (6, 12, 18) if high > 0x7F else ():
+        rest = (1 << bits) - 1
+        if low | rest == high | rest:
+            break
+        if low & rest or high & rest != rest:
+            cut = low | rest if low & rest else (high & ~rest) - 1
+            yield from _byte_ranges(low, cut)
+            yield from _byte_ranges(cut + 1, high)
+            return
+    yield low, high
 
 
 def without(ranges: Ranges, points: Iterable[int]) -> list[tuple[int, int]]:

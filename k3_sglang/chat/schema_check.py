@@ -241,6 +241,11 @@ def _canonical(value: Any) -> str:
     return canonical_json(_plain(value))
 
 
+def is_equal(value: Any, other: Any) -> bool:
+    """Whether two values are the same JSON value."""
+    return _canonical(value) == _canonical(other)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)

@@ -101,7 +101,7 @@ def test_one_of_beside_any_of_counts_too() -> None:
         "oneOf": [{"maxLength": 3}, {"maxLength": 5}],
     }
     grammar = grammar_of(schema, force=True)
-    assert grammar.loosened == ()
+    assert grammar.loosened == ("f: oneOf", "response_format: oneOf")
     assert "{0,3}" in grammar.ebnf and "{0,5}" in grammar.ebnf
 
 
@@ -161,3 +161,37 @@ def test_patterns_beside_listed_values_cost_of_the_budget_too() -> None:
 def test_listed_values_beyond_all_floats_are_no_fault_of_the_request() -> None:
     grammar = grammar_of({"enum": [10**400, 1, 2.5], "type": "integer"})
     assert grammar.loosened == () and "2.5" not in grammar.ebnf and "1" + "0" * 400 in grammar.ebnf
+
+
+@pytest.mark.parametrize(
+    ("schema", "note"),
+    [
+        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "oneOf"),
+        ({"oneOf": [{"properties": {}}, {"type": "null"}]}, "oneOf"),
+        ({"oneOf": [{"const": 1}, {"enum": [1.0, 2]}]}, "oneOf"),
+        ({"type": "array", "minItems": 3, "maxItems": 1}, "at least 3 items where at most 1 are allowed"),
+        ({"type": "array", "items": False, "minItems": 1}, "at least 1 items where at most 0 are allowed"),
+        ({"prefixItems": [True], "items": False, "minItems": 2}, "at least 2 items where at most 1 are allowed"),
+        ({"required": ["a"], "additionalProperties": False}, "required properties that are not allowed"),
+        (
+            {"type": "array", "allOf": [{"prefixItems": [True]}, {"items": {"type": "string"}}]},
+            "items beside prefixItems of another schema",
+        ),
+    ],
+    ids=str,
+)
+def test_what_no_rule_says_is_named(schema: dict[str, Any], note: str) -> None:
+    assert f"response_format: {note}" in grammar_of(schema).loosened
+
+
+@pytest.mark.parametrize(
+    "alternatives",
+    [
+        [{"type": "string"}, {"type": ["number", "null"]}],
+        [{"const": "a"}, {"enum": ["b", "c"]}],
+        [{"type": "object", "properties": {"kind": {"const": k}}, "required": ["kind"]} for k in ("a", "b", "c")],
+    ],
+    ids=["types", "constants", "kinds"],
+)
+def test_alternatives_that_plainly_exclude_each_other_are_exact(alternatives: list[Any]) -> None:
+    assert grammar_of({"oneOf": alternatives}).loosened == ()
