@@ -89,7 +89,9 @@ class SchemaBranches:
         kinds = schema.get("type")
         if kinds is None:
             # Left without a type, which tells that values of other types follow the schema too.
-            yield from ((kind, schema) for kind in [*_implied_types(schema)] or self._any_types)
+            implied: tuple[TypeName, ...] = (*_implied_types(schema),)
+            for one in implied or self._any_types:
+                yield one, schema
             return
         for kind in kinds if is_list(kinds) else [kinds]:
             if kind in _BY_NAME:
