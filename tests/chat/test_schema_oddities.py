@@ -195,3 +195,29 @@ def test_what_no_rule_says_is_named(schema: dict[str, Any], note: str) -> None:
 )
 def test_alternatives_that_plainly_exclude_each_other_are_exact(alternatives: list[Any]) -> None:
     assert grammar_of({"oneOf": alternatives}).loosened == ()
+
+
+@pytest.mark.parametrize("place", ["response", "tool"])
+def test_a_schema_that_is_too_deep_is_refused_with_its_own_field(place: str) -> None:
+    deep: Any = {}
+    for _ in range(450):
+        deep = {"items": deep}
+    flat = {"type": "object", "properties": {"v": {"type": "string"}}}
+    first = {"type": "function", "function": {"name": "f", "parameters": flat}}
+    second = {"properties": {"v": deep}} if place == "tool" else flat
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": flat if place == "tool" else deep}}
+    tools = [first, {"type": "function", "function": {"name": "g", "parameters": second}}]
+    request = parse_request({"messages": [USER], "tools": tools, "response_format": wanted})
+    with pytest.raises(ChatRequestError) as refused:
+        turn_grammar(request, "think")
+    assert (
+        refused.value.param
+        == {
+            "response": "response_format.json_schema.schema",
+            "tool": "tools[1].function.parameters",
+        }[place]
+    )
+
+
+def test_names_as_long_as_allowed_are_no_depth() -> None:
+    assert grammar_of({"properties": {"n" * 5000: {"type": "string"}}, "additionalProperties": True}).loosened == ()
