@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 import anyio
+import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from agent_runtime.engine.sglang import COLLECT_STREAM_INTERVAL
@@ -100,7 +101,9 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     if delivered.ids is not None:
         gateway.recorded.record(job.replayed.context, prompt.start, delivered.message, delivered.ids)
     if job.envelope.loosened and delivered.finish_reason != "length":
-        delivered = replace(delivered, schema_problems=_schema_problems(job, delivered))
+        # On a thread: it can take seconds, which every other stream would wait.
+        problems = await anyio.to_thread.run_sync(_schema_problems, job, delivered)
+        delivered = replace(delivered, schema_problems=problems)
     usage = Usage(
         job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens, cache
     )

@@ -212,8 +212,9 @@ def _call(param: str, call: ToolCall, index: int) -> Iterator[Segment]:
     yield from _close("call")
 
 
-# What is rendered is remembered only up to this many characters, to bound the memory.
-_SHORT_ARGUMENTS = 2048
+# What is rendered is remembered only up to this many characters, to bound the memory: segments take up to a hundred
+# times the space of their text.
+_SHORT_ARGUMENTS = 512
 _SHORT_ATTRIBUTES = 256
 
 
@@ -230,7 +231,7 @@ def _arguments(arguments: str) -> list[Segment]:
     return segments
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def _short_arguments(arguments: str) -> tuple[Segment, ...]:
     return tuple(_arguments(arguments))
 

@@ -23,7 +23,7 @@ _SCHEMA_STEPS = 30_000
 _FORCED_TEXT_CHARS = 48
 _FORCED_TEXT = ((0x0A, 0x0A), (0x20, 0x7E))
 # Keys of undeclared arguments: attribute text that needs no escaping.
-_KEY_CHARS = ((0x20, 0x21), (0x23, 0x25), (0x27, 0x10FFFF))
+_KEY_CHARS = ((0x20, 0x21), (0x23, 0x25), (0x27, 0xD7FF), (0xE000, 0x10FFFF))
 
 
 class Constraint(TypedDict):
@@ -72,7 +72,7 @@ def turn_grammar(request: ChatRequest, start: Channel, *, force: bool = False) -
         return builder.build(start)
     except RecursionError:
         raise ChatRequestError(
-            "tools", "schema_too_deep", "a tool or response schema is nested too deeply; flatten it or use $defs"
+            builder.param, "schema_too_deep", "the schema is nested too deeply; flatten it or use $defs"
         ) from None
 
 
@@ -86,6 +86,7 @@ class _TurnBuilder:
         self._budget = StepBudget(_SCHEMA_STEPS)
         self._lengths = CountedLengths()
         self._tools = _callable_tools(request)
+        self.param = "tools"  # the field whose schema is being written
 
     @property
     def is_bound(self) -> bool:
@@ -140,6 +141,7 @@ class _TurnBuilder:
             return _element("response", self._text(1), opened=opened)
         schema: Any = {"type": "object"} if wanted.schema is None else wanted.schema
         space = self._bounds.space
+        self.param = "response_format.json_schema.schema"
         rule = self._schema_rules(schema, "response_format").value(schema)
         return _element("response", f"{space} {rule} {space}", opened=opened)
 
@@ -172,6 +174,7 @@ class _TurnBuilder:
         """Argument elements of one tool: declared ones in order, then undeclared ones if the schema has any."""
         function = _function(tool)
         schema: JSONObject = function.get("parameters") or {}
+        self.param = _param(self._request, tool)
         schemas = self._schema_rules(schema, str(function["name"]))
         objects = [branch for kind, branch in schemas.branches(schema) if kind == "object"]
         if not objects:
@@ -228,6 +231,12 @@ def _callable_tools(request: ChatRequest) -> list[JSONObject]:
     if isinstance(wanted, NamedTool):
         return [tool for tool in request.declared_tools if _function(tool).get("name") == wanted.name]
     return list(request.declared_tools)
+
+
+def _param(request: ChatRequest, tool: JSONObject) -> str:
+    """Path of a tool's schema; messages that declare tools keep no path, so for theirs the tool is named."""
+    places = [place for place, other in enumerate(request.tools) if other is tool]
+    return f"tools[{places[0]}].function.parameters" if places else f"messages, tool {_function(tool)['name']}"
 
 
 def _function(tool: JSONObject) -> JSONObject:
