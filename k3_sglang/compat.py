@@ -43,7 +43,6 @@ UPSTREAM: dict[str, str] = {
     "register_radix_cache_backend": "sglang.srt.mem_cache.registry:register_radix_cache_backend",
     "registered_radix_cache_backends": "sglang.srt.mem_cache.registry:registered_radix_cache_backends",
     "create_unified_radix_cache": "sglang.srt.mem_cache.registry:create_unified_radix_cache",
-    "RadixKey": "sglang.srt.mem_cache.radix_cache:RadixKey",
     "zero_match_result": "sglang.srt.mem_cache.base_prefix_cache:zero_match_result",
     "EvictParams": "sglang.srt.mem_cache.base_prefix_cache:EvictParams",
     "ComponentType": "sglang.srt.mem_cache.unified_cache.component_type:ComponentType",

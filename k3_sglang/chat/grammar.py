@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from k3_sglang.chat.errors import ChatRequestError
-from k3_sglang.chat.grammar_rules import Rules, char_set, choice, control, integers, literal, repeat, words_except
+from k3_sglang.chat.grammar_rules import (
+    MAX_EXCLUDED_CHARS,
+    Rules,
+    char_set,
+    choice,
+    control,
+    integers,
+    literal,
+    repeat,
+    words_except,
+)
 from k3_sglang.chat.grammar_schema import FREE, PRINTABLE, TIGHT, Bounds, Member, SchemaRules
 from k3_sglang.chat.grammar_strings import TEXT, CountedLengths, raw_string
 from k3_sglang.chat.json_types import is_object
@@ -185,7 +195,9 @@ class _TurnBuilder:
         members = self._nameable(schemas.members(schema, nested=False), schemas)
         parts = [self._argument(schemas, member) for member in members]
         allowed = schemas.additional(schema) if schema else None
-        if allowed is not None and (schema.get("additionalProperties") or not members):
+        if any(len(member.name) > MAX_EXCLUDED_CHARS for member in members):
+            schemas.loosen(f"undeclared arguments beside a name of more than {MAX_EXCLUDED_CHARS} characters")
+        elif allowed is not None and (schema.get("additionalProperties") or not members):
             key = words_except(self._rules, [_attribute_text(m.name) for m in members], _KEY_CHARS)
             parts.append(f"{self._elements(schemas, key, allowed)}*")
         return " ".join(parts) or '""'

@@ -125,6 +125,10 @@ class Rules:
         return "\n".join((f"root ::= {root}", *lines))
 
 
+MAX_EXCLUDED_CHARS = 256
+"""Longer words are not told apart from others: each character is a rule, and xgrammar takes seconds for thousands."""
+
+
 def words_except(rules: Rules, words: Iterable[str], alphabet: Ranges) -> str:
     """A rule for non-empty words over `alphabet` that are none of `words`."""
     tree = _Node()

@@ -8,7 +8,16 @@ from typing import Any
 
 from k3_sglang.chat.arguments import TypeName
 from k3_sglang.chat.canonical import canonical_json
-from k3_sglang.chat.grammar_rules import Rules, char_set, choice, integers, literal, repeat, words_except
+from k3_sglang.chat.grammar_rules import (
+    MAX_EXCLUDED_CHARS,
+    Rules,
+    char_set,
+    choice,
+    integers,
+    literal,
+    repeat,
+    words_except,
+)
 from k3_sglang.chat.grammar_strings import JSON_CHARS, CountedLengths, json_string
 from k3_sglang.chat.json_types import is_list
 from k3_sglang.chat.schema_branches import JSON_TYPES, Branch, SchemaBranches
@@ -208,6 +217,9 @@ class SchemaRules:
     def _additional(self, schema: Mapping[str, Any], names: list[str]) -> str:
         allowed = self.additional(schema)
         if allowed is None:
+            return ""
+        if any(len(name) > MAX_EXCLUDED_CHARS for name in names):
+            self.loosen(f"undeclared properties beside a name of more than {MAX_EXCLUDED_CHARS} characters")
             return ""
         space = self.bounds.space
         # Written without escapes, so that no other spelling of a declared name gets past.
