@@ -116,7 +116,7 @@ def _encode(
     session = find_session(headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
     hinted = settings.cache_hints and gateway.cache.active
     if hinted:
-        hints = cache_hints(replayed.positions, session, options.cache, time.time())
+        hints = cache_hints(replayed.positions, replayed.prompt_tokens, session, options.cache, time.time())
         sampling = {**sampling, "custom_params": hints}
     envelope = Envelope(
         f"chatcmpl-{secrets.token_hex(16)}",

@@ -93,7 +93,7 @@ def _number(body: Mapping[str, Any], name: str, most: float) -> float:
 
 
 def _ids(body: Mapping[str, Any]) -> array[int]:
-    ids = body.get("ids")
+    ids: Any = body.get("ids")
     fits = isinstance(ids, list) and 0 < len(ids) <= MAX_IDS
     if not fits or not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
         raise CommandError(f"ids is {str(ids)[:80]}; it must be a list of 1 to {MAX_IDS} token ids")

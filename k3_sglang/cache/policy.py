@@ -226,12 +226,19 @@ class CheckpointIndex:
             self._score(checkpoint)
 
     def pin(self, key: int, until_s: float) -> bool:
-        """Keep until a logical time. False when the budget is spent; the checkpoint then counts as declared."""
+        """Keep until a logical time. False when the budget is spent; the checkpoint then counts as declared.
+
+        Before that, a pin that its own path has superseded gives way: a client that marks the end of every turn
+        wants the last ones.
+        """
         self._pinned = {key for key in self._pinned if self._by_key[key].pinned_until_s > self.clock_s}
         checkpoint = self._by_key[key]
         if key not in self._pinned and len(self._pinned) + 1 > self.settings.pinned_share * len(self._by_key):
-            self.declare(key)
-            return False
+            superseded = [c for c in map(self._by_key.__getitem__, self._pinned) if c.role is Role.SUPERSEDED]
+            if checkpoint.role is Role.SUPERSEDED or not superseded:
+                self.declare(key)
+                return False
+            self.unpin(min(superseded, key=lambda c: (self.score(c), c.key)).key)
         self._pinned.add(key)
         checkpoint.pinned_until_s = until_s
         self._push(checkpoint)

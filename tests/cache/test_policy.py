@@ -206,14 +206,14 @@ def test_locked_and_pinned_checkpoints_are_no_victims_until_they_are_free_again(
     made = chain(index, 0, [10, 20, 30, 40])
     index.begin_request(100.0)
     index.set_locked(0, True)
-    assert index.pin(1, 150.0)
-    assert not index.pin(2, 150.0), "one of four is the budget"
-    assert made[2].declared
-    spared = {2, 3}
+    assert index.pin(2, 150.0)
+    assert not index.pin(3, 150.0), "one of four is the budget"
+    assert made[3].declared
+    spared = {1, 3}
     assert index.victim(spared) is None
     index.begin_request(151.0)
     victim = index.victim(spared)
-    assert victim is made[1]
+    assert victim is made[2]
     index.set_locked(0, False)
     assert index.victim({1, 2, 3}) is made[0]
 
@@ -244,6 +244,21 @@ def test_an_abandoned_branch_goes_before_working_sessions_and_comes_back_with_it
     index.use(2, "other")
     index.use(2, "left")
     assert index.demote("left") == 2, "what two sessions used is not demoted"
+
+
+def test_when_pins_are_spent_those_that_their_own_path_left_behind_give_way() -> None:
+    index = CheckpointIndex()
+    turns = chain(index, 1, [100, 200, 300, 400, 500, 600, 700, 800])
+    index.begin_request(1.0)
+    assert index.pin(2, 100.0)
+    assert index.pin(1, 100.0)
+    assert not index.pin(3, 100.0), "it is superseded as well"
+    assert index.pin(8, 100.0)
+    assert [turn.pinned_until_s for turn in turns] == [0, 100, 0, 0, 0, 0, 0, 100], "of equal ones the older goes"
+    assert index.pin(7, 100.0)
+    assert [turn.pinned_until_s for turn in turns] == [0, 0, 0, 0, 0, 0, 100, 100]
+    index.add(20, 650, 6)
+    assert not index.pin(20, 100.0), "neither of the two is superseded"
 
 
 def test_named_positions_on_a_path_are_declared_or_pinned_and_pins_are_renewed() -> None:

@@ -223,6 +223,18 @@ async def test_the_end_of_the_history_is_told_only_before_an_instruction_for_one
     assert hints(stub)["boundaries"] == [len(beginning(request, 1, tokenizer))]
 
 
+async def test_a_mark_on_the_last_message_keeps_the_end_of_the_prompt_which_is_a_checkpoint_anyway(
+    gateway: Running, stub: StubEngine, tokenizer: K3Tokenizer
+) -> None:
+    body = chat_with_tool()
+    body["messages"] = [{**user("go"), **HOUR}]
+    await gateway.ask(body)
+    assert hints(stub)["pins"] == [[len(stub.requests[0]["input_ids"]), 3600]]
+    await gateway.ask({**body, "tool_choice": "none"})
+    request = parse_request({key: body[key] for key in ("messages", "tools")})
+    assert hints(stub)["pins"] == [[len(beginning(request, 1, tokenizer)), 3600]]
+
+
 async def test_positions_are_those_of_the_ids_that_are_sent_when_turns_are_replayed(
     gateway: Running, stub: StubEngine, writer: TurnWriter, tokenizer: K3Tokenizer
 ) -> None:
