@@ -111,8 +111,10 @@ class OutputIds:
         return value or 0
 
     def _cache(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        told = fields.get(CACHE_FACTS)
-        return cast("Mapping[str, Any]", told) if isinstance(told, Mapping) else {}
+        """A list of one object; later events of an incremental stream have an empty list."""
+        told: Any = fields.get(CACHE_FACTS)
+        last: Any = told[-1] if isinstance(told, list) and told else None
+        return cast("Mapping[str, Any]", last) if isinstance(last, Mapping) else {}
 
     def _new_ids(self, ids: list[int], total_tokens: Any) -> list[int]:
         if not isinstance(total_tokens, int):

@@ -154,7 +154,8 @@ def test_why_not_more_was_cached_is_in_the_last_event_of_a_stream_too(gateway: h
     text = gateway.post("/v1/chat/completions", json=streamed(body)).text
     events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n") if line.startswith("data: {")]
     (cache,) = [event["k3"]["cache"] for event in events if "k3" in event]
-    assert set(cache) == set(whole) >= {"cached_tokens", "hinted", "session"}
+    assert set(cache) == set(whole) >= {"cached_tokens", "hinted", "session", "why_not_more"}
+    assert whole["no_kv_tokens"] == whole["prompt_tokens"] > 0
     assert cache["cached_tokens"] > whole["cached_tokens"] == 0
     assert cache["session"] == "user:jo"
 

@@ -145,7 +145,7 @@ class StubEngine:
             "completion_tokens": len(ids),
             "cached_tokens": script.cached_tokens,
             "finish_reason": finish,
-            **({} if script.cache_facts is None else {"k3_cache": script.cache_facts}),
+            **({} if script.cache_facts is None else {"k3_cache": [script.cache_facts]}),
         }
         # A line separator inside the text is legal JSON and must not end the event.
         return _event({"text": "\u2028 \u0085", "output_ids": shown, "meta_info": meta})

@@ -352,7 +352,7 @@ async def test_an_engine_that_is_up_later_is_asked_until_it_answers(
 async def test_an_answer_says_why_not_more_was_cached(
     gateway: Running, stub: StubEngine, writer: TurnWriter, tokenizer: K3Tokenizer, stream: bool
 ) -> None:
-    facts = {"reason": "no_state", "no_state_tokens": 40}
+    facts = {"why_not_more": "no_state", "no_state_tokens": 40}
 
     def plan(body: dict[str, Any]) -> Any:
         script = says(writer.turn("T", "Hi"), end_of_msg=tokenizer.special.end_of_msg, cached_tokens=7)
