@@ -113,14 +113,24 @@ def _register_loading() -> None:
 
 def _register_cache() -> None:
     """Offer the checkpoint cache under its name; the hooks do nothing while another cache is in use."""
-    from k3_sglang.cache import factory, scheduling
+    from k3_sglang.cache import factory, remote, scheduling, snapshots
+    from k3_sglang.cache import inspection as _inspection  # noqa: F401  # registers commands
 
     if factory.BACKEND not in compat.registered_radix_cache_backends():
         compat.register_radix_cache_backend(factory.BACKEND, factory.build)
-    around = compat.HookType.AROUND
-    compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_admission"], scheduling.select_admission, around)
-    compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_continuation"], scheduling.add_chunked, around)
-    compat.HookRegistry.register(compat.HOOK_TARGETS["waiting_order"], scheduling.order_waiting, compat.HookType.AFTER)
+    before, around, after = compat.HookType.BEFORE, compat.HookType.AROUND, compat.HookType.AFTER
+    for target, hook, kind in [
+        ("validate_no_buffer", factory.allow_exact_states, around),
+        ("waiting_order", scheduling.order_waiting, after),
+        ("prefill_admission", scheduling.select_admission, around),
+        ("prefill_continuation", scheduling.add_chunked, around),
+        ("run_batch", snapshots.plan_pass, before),
+        ("forward_batch", snapshots.copy_behind_pass, after),
+        ("told_once", scheduling.told_once, around),
+        ("control_message", remote.handle, around),
+        ("http_server_setup", remote.add_routes, before),
+    ]:
+        compat.HookRegistry.register(compat.HOOK_TARGETS[target], hook, kind)
 
 
 def _register_announcements() -> None:
