@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_runtime.conversation import ConversationError
-from agent_runtime.replay import replay
+from agent_runtime.replay import ReplayedRequest, replay
 from agent_runtime.resume import recover
 from agent_runtime.runstore import RunLogError, read_run_log
 
@@ -55,15 +55,16 @@ def run_sessions(options: argparse.Namespace) -> int:
 def run_replay(options: argparse.Namespace) -> int:
     """0 when every request of the log comes out in the bytes it was sent in, 1 when not."""
     try:
-        requests = list(replay(read_run_log(options.log)))
+        requests: list[ReplayedRequest] = list(replay(read_run_log(options.log)))
     except (RunLogError, OSError) as error:
         print(f"error: {error}")
         return 2
-    if options.request is not None:
-        if not 1 <= options.request <= len(requests):
-            print(f"error: the log has requests 1 to {len(requests)}, not {options.request}")
+    number: int | None = options.request
+    if number is not None:
+        if not 1 <= number <= len(requests):
+            print(f"error: the log has requests 1 to {len(requests)}, not {number}")
             return 2
-        chosen = requests[options.request - 1]
+        chosen = requests[number - 1]
         body = {"messages": chosen.messages, "tools": chosen.tools, **chosen.options}
         print(json.dumps(body, ensure_ascii=False))
         return 0
