@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,8 +226,10 @@ class Agent:
             await worker
         finally:
             worker.cancel()
-            with suppress(asyncio.CancelledError):
-                await worker
+            # Not awaited itself: a caller that is cancelled again and again must not cut short how the run ends.
+            await asyncio.wait({worker})
+            if not worker.cancelled():
+                worker.exception()
 
     def interrupt(self, *, now: bool = False) -> None:
         """End the current run with the status `interrupted`: after the current step, or at once.

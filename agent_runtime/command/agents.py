@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from agent_runtime.compression.count import ContextMeter, EncoderMeter, UsageMeter
@@ -61,6 +62,9 @@ def agent_options(options: argparse.Namespace, window: int | None, plan: Plan | 
     return AgentOptions(settings) if plan is None else AgentOptions(settings, plan.attachments)
 
 
-def meter(options: argparse.Namespace) -> ContextMeter:
-    """How tokens are counted."""
-    return UsageMeter() if options.tokenizer is None else EncoderMeter(K3Tokenizer.from_dir(options.tokenizer))
+def meters(options: argparse.Namespace) -> Callable[[], ContextMeter]:
+    """What makes the count of a session. Raises what reading the tokenizer raises."""
+    if options.tokenizer is None:
+        return UsageMeter
+    tokenizer = K3Tokenizer.from_dir(options.tokenizer)
+    return lambda: EncoderMeter(tokenizer)

@@ -48,7 +48,7 @@ async def _chat(options: argparse.Namespace, store: FileRunStore, name: str, scr
     async with ChatClient(options.base_url, api_key=options.api_key, settings=agents.chat_settings(options)) as client:
         window = options.window or await client.window()
         chosen = agents.agent_options(options, window, plan)
-        limits, meter = Limits(max_steps=options.max_steps), agents.meter(options)
+        limits, meter = Limits(max_steps=options.max_steps), agents.meters(options)()
         if store.entries():
             plan.restore(store.entries())
             agent = Agent.resume(client, registry, store, limits=limits, meter=meter, options=chosen)

@@ -28,10 +28,14 @@ def run(options: argparse.Namespace) -> int:
         agent=agents.agent_options(options, window, None),
         chat=agents.chat_settings(options),
         api_key=options.api_key,
+        meter=agents.meters(options),
     )
     server = AgentServer(options.base_url, registry, chosen)
-    print(f"agent on http://{options.host}:{options.port}, tools: {', '.join(registry.names)}", flush=True)
-    server.start(options.port, host=options.host)
+
+    def listening(port: int) -> None:
+        print(f"agent on http://{options.host}:{port}, tools: {', '.join(registry.names)}", flush=True)
+
+    server.start(options.port, host=options.host, on_listening=listening)
     return 0
 
 

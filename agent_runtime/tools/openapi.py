@@ -62,8 +62,8 @@ def read_operations(document: Mapping[str, Any], names: Collection[str] | None =
 
 
 def _name(method: str, path: str, operation: Mapping[str, Any]) -> str:
-    given = str(operation.get("operationId") or f"{method}_{path}")
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", given).strip("_")[:64]
+    given = str(operation.get("operationId") or f"{method}_{path}".replace("{", "").replace("}", ""))
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", given).strip("_")[:64]
     return name if name[:1].isalpha() else f"{method}_{name}"[:64]
 
 

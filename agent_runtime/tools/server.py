@@ -6,17 +6,20 @@ import json
 import socket
 import threading
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import anyio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
+from agent_runtime.compression.count import ContextMeter, UsageMeter
 from agent_runtime.conversation import ConversationError
 from agent_runtime.engine.chat_errors import ChatError
 from agent_runtime.engine.openai_chat import ChatClient, ChatSettings
@@ -37,6 +40,8 @@ class ServerOptions:
     agent: AgentOptions = field(default_factory=AgentOptions)
     chat: ChatSettings = field(default_factory=ChatSettings)
     api_key: str = "none"
+    meter: Callable[[], ContextMeter] = UsageMeter
+    """Makes what counts a session's tokens."""
     max_sessions: int = 1000
     """Sessions in memory; the one unused for longest goes first."""
 
@@ -65,14 +70,25 @@ class AgentServer:
         self.port: int | None = None
         """The port it listens on, once started."""
 
-    def start(self, port: int = 8000, *, host: str = "127.0.0.1", block: bool = True) -> AgentServer:
+    def start(
+        self,
+        port: int = 8000,
+        *,
+        host: str = "127.0.0.1",
+        block: bool = True,
+        on_listening: Callable[[int], None] = lambda _: None,
+    ) -> AgentServer:
         """Serve until Ctrl-C, or in a thread with `block=False` until `stop`. Port 0 takes a free one.
+
+        `on_listening` is told the port as soon as connections are accepted.
 
         Raises:
             OSError: the port is taken.
         """
         listener = socket.create_server((host, port))
-        self.port = listener.getsockname()[1]
+        taken: int = listener.getsockname()[1]
+        self.port = taken
+        on_listening(taken)
         config = uvicorn.Config(self.app(), log_level="warning", lifespan="on", ws="none", timeout_graceful_shutdown=5)
         self._server = uvicorn.Server(config)
         if block:
@@ -113,7 +129,7 @@ class AgentServer:
         except AgentBusy as error:
             return _error(409, str(error))
         if stream:
-            return StreamingResponse(self._events(agent, task, session), media_type="text/event-stream")
+            return _EventStream(self._events(agent, task, session), media_type="text/event-stream")
         try:
             return JSONResponse({"session": session, **result_json(await agent.run(task))})
         except ChatError as error:
@@ -150,6 +166,7 @@ class AgentServer:
                 self._options.system,
                 limits=self._options.limits,
                 options=self._options.agent,
+                meter=self._options.meter(),
             )
         self._sessions[session] = agent
         if agent.running:
@@ -170,6 +187,23 @@ class AgentServer:
         if self._client is not None:
             await self._client.close()
             self._client = None
+
+
+class _EventStream(StreamingResponse):
+    """Ends its events when the client leaves, also while there are none to send."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with anyio.create_task_group() as group:
+
+            async def stream() -> None:
+                with suppress(OSError):  # the client left while something was sent
+                    await self.stream_response(send)
+                group.cancel_scope.cancel()
+
+            group.start_soon(stream)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
 
 
 class _lifespan:

@@ -148,7 +148,7 @@ async def test_a_body_is_checked_and_sent_as_json() -> None:
 
 
 async def test_what_the_service_refuses_is_read_by_the_model() -> None:
-    gone, removed = await called(("get-pet", {"id": "gone"}), ("delete_pets_id", {"id": "1"}))
+    gone, removed = await called(("get-pet", {"id": "gone"}), ("delete__pets_id", {"id": "1"}))
     assert (
         gone.failure is Failure.REFUSED and gone.model == 'The service answered 404 Not Found.\n{"error":"no such pet"}'
     )
@@ -180,7 +180,7 @@ async def test_a_service_that_is_not_there_is_a_sentence() -> None:
 
 def test_only_reading_operations_run_beside_others() -> None:
     made = {t.name: t.parallel for t in rest_tools(DOCUMENT, httpx.AsyncClient())}
-    assert made == {"addPet": False, "big": True, "delete_pets_id": False, "get-pet": True}
+    assert made == {"addPet": False, "big": True, "delete__pets_id": False, "get-pet": True}
 
 
 @pytest.mark.parametrize(
