@@ -121,14 +121,13 @@ class Run:
                 return RunStatus.INTERRUPTED
             if len(self._records) >= self._limits.max_steps:
                 return RunStatus.MAX_STEPS
-            self._add_said()
+            self._add_user_messages()
             await self._compress_if_due()
-            outcome = await self._one_step(len(self._records) + 1)
-            status = None if outcome is None else self._ending(outcome)
+            status = await self._one_step(len(self._records) + 1)
         return status
 
-    async def _one_step(self, number: int) -> StepOutcome | None:
-        """A step; None when the window was full and the history has been compressed instead."""
+    async def _one_step(self, number: int) -> RunStatus | None:
+        """A step, and why the run ends after it. When the window was full, the history is compressed instead."""
         parts = self._parts
         parts.emit(StepStarted(number))
 
@@ -148,8 +147,7 @@ class Run:
             if not await self._made_room():
                 raise
             return None
-        self._complete(number, outcome)
-        return outcome
+        return self._complete(number, outcome)
 
     async def _finish_step(self, recovered: Recovered) -> RunStatus | None:
         """Complete the step in which the process of the log ended."""
@@ -165,8 +163,7 @@ class Run:
         outcome = StepOutcome(Generated(turn, ()), tools)
         self._text = turn.content
         self._usage = self._usage.plus(turn.usage)
-        self._complete(len(self._records) + 1, outcome)
-        return self._ending(outcome)
+        return self._complete(len(self._records) + 1, outcome)
 
     def _answered(self, generated: Generated) -> None:
         turn = generated.turn
@@ -176,12 +173,14 @@ class Run:
             self._parts.meter.calibrate(generated.sent, self._parts.tools, turn.usage.prompt_tokens)
         self._parts.meter.observe(generated.sent, turn)
 
-    def _complete(self, number: int, outcome: StepOutcome) -> None:
+    def _complete(self, number: int, outcome: StepOutcome) -> RunStatus | None:
         made = record(number, outcome)
         self._records.append(made)
+        status = self._ending(outcome)
         facts = {name: value for name, value in asdict(made).items() if name != "tools"}
-        self._parts.history.step_ends(facts, self._before_s + time.monotonic() - self._started)
+        self._parts.history.step_ends(facts, self._before_s + time.monotonic() - self._started, status)
         self._parts.emit(StepFinished(made))
+        return status
 
     def _ending(self, outcome: StepOutcome) -> RunStatus | None:
         """Why the run ends after this step, or None when it goes on."""
@@ -208,10 +207,7 @@ class Run:
             return None
         if self._form is None or self._form.accepts(turn.content):
             return RunStatus.COMPLETED
-        if self._form.tries >= self._limits.output_tries:
-            return RunStatus.INVALID_OUTPUT
-        self._parts.history.append(Message(role="user", content=self._form.request()))
-        return None
+        return RunStatus.INVALID_OUTPUT if self._form.tries >= self._limits.output_tries else None
 
     def _options(self) -> CallOptions:
         parts = self._parts
@@ -231,9 +227,15 @@ class Run:
             return None
         return max(0, self._limits.tool_calls - sum(len(record.tools) for record in self._records))
 
-    def _add_said(self) -> None:
+    def _add_user_messages(self) -> None:
+        """What was said meanwhile; else, behind an answer that is not in the wanted form, the request for that form."""
+        history = self._parts.history
+        last = history.conversation.messages[-1]
+        if not self._parts.said and self._form is not None and last.role == "assistant" and not last.tool_calls:
+            self._form.accepts(str(last.content))  # after a resume nobody has looked at it yet
+            history.append(Message(role="user", content=self._form.request()))
         while self._parts.said:
-            self._parts.history.append(Message(role="user", content=self._parts.said.popleft()))
+            history.append(Message(role="user", content=self._parts.said.popleft()))
 
     async def _compress_if_due(self) -> None:
         if self._parts.compressor is not None:
