@@ -125,7 +125,8 @@ async def test_the_form_is_asked_for_at_the_end_of_the_history_and_checked() -> 
     result = await Agent(model, ToolRegistry([look])).run("go", output=City)
     assert result.completed and result.output == City(name="Rome", people=3)
     formats = [seen.options.response_format for seen in model.seen]
-    assert formats[:2] == [None, None] and formats[2] == formats[3] is not None
+    assert formats[:2] == [None, None] and formats[2] == formats[3]
+    assert formats[2] is not None
     assert formats[2]["json_schema"]["schema"]["required"] == ["name", "people"]
     for earlier, later in zip(model.seen, model.seen[1:], strict=False):
         assert later.messages[: len(earlier.messages)] == earlier.messages and later.tools == earlier.tools
