@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from k3_sglang.cache.types import Checkpoint, Role
@@ -250,28 +250,6 @@ class CheckpointIndex:
         self._pinned.discard(key)
         checkpoint.pinned_until_s = 0.0
         self._push(checkpoint)
-
-    def declare_named(self, key: int, named: Mapping[int, float], grid: int = 1) -> None:
-        """The caller named positions of the path that ends at a checkpoint: declare or pin those that are kept.
-
-        Whoever names a position again renews its pin, also when it was found in the cache.
-
-        Args:
-            named: seconds to pin by position in tokens, 0 for none. Pins need a clock, see :meth:`begin_request`.
-            grid: a checkpoint may lie up to this many tokens (less one) before the position it was made for.
-        """
-        left = sorted(named)
-        here: Checkpoint | None = self._by_key[key]
-        while here is not None and left:
-            while left and left[-1] >= here.depth:
-                position = left.pop()
-                if position - here.depth >= grid:
-                    continue
-                if named[position] and self.clock_s:
-                    self.pin(here.key, max(here.pinned_until_s, self.clock_s + named[position]))
-                else:
-                    self.declare(here.key)
-            here = here.parent
 
     def demote(self, session: str, start: int = 0) -> int:
         """A session has left what it alone has behind ``start`` tokens: as if idle up to the knee. Returns the number.

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from k3_sglang.cache.naming import declare_named
 from k3_sglang.cache.policy import CheckpointIndex, EvictionSettings
 from k3_sglang.cache.types import Checkpoint, Role
 
@@ -266,18 +267,18 @@ def test_named_positions_on_a_path_are_declared_or_pinned_and_pins_are_renewed()
     path = chain(index, 1, [100, 200, 300, 400])
     chain(index, 11, list(range(10, 90, 10)))
     index.begin_request(50.0)
-    index.declare_named(4, {100: 0.0, 250: 60.0, 300: 60.0, 390: 1.0, 1000: 5.0})
+    declare_named(index, 4, {100: 0.0, 250: 60.0, 300: 60.0, 390: 1.0, 1000: 5.0})
     assert [checkpoint.declared for checkpoint in path] == [True, False, False, False]
     assert [checkpoint.pinned_until_s for checkpoint in path] == [0, 0, 110.0, 0]
     index.begin_request(60.0)
-    index.declare_named(4, {300: 10.0})
+    declare_named(index, 4, {300: 10.0})
     assert path[2].pinned_until_s == 110.0, "a shorter pin does not shorten the one that holds"
-    index.declare_named(3, {300: 60.0})
+    declare_named(index, 3, {300: 60.0})
     assert path[2].pinned_until_s == 120.0
     index.unpin(3)
     index.unpin(3)
     assert path[2].pinned_until_s == 0
-    index.declare_named(2, {210: 0.0}, grid=16)
+    declare_named(index, 2, {210: 0.0}, grid=16)
     assert path[1].declared
 
 
