@@ -7,7 +7,7 @@ session, and what it does to the state decays with it. The short convolution's w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
