@@ -113,6 +113,7 @@ def _register_loading() -> None:
 
 def _register_cache() -> None:
     """Offer the checkpoint cache under its name; the hooks do nothing while another cache is in use."""
+    from k3_sglang.cache import control as _control  # noqa: F401  # registers commands
     from k3_sglang.cache import factory, remote, scheduling, snapshots
     from k3_sglang.cache import inspection as _inspection  # noqa: F401  # registers commands
 

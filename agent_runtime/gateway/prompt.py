@@ -1,12 +1,14 @@
 """A chat request to prompt ids, with recorded turns spliced in as the ids they were."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Literal
 
 from agent_runtime.engine.types import EngineImage, expanded_len
+from agent_runtime.gateway.positions import MAX_MARKS, Mark, Positions, head_tokens, marks_in
 from agent_runtime.ledger.recorded import ContextDigest, RecordedTurns
-from k3_sglang.chat.encode import Prompt, encode_ids, render
+from k3_sglang.chat.encode import EncodedPart, Prompt, encode_parts, render
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -34,13 +36,15 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedPrompt:
-    """Prompt ids, the images at their pads, the hash of the conversation they continue, and where its turns came
-    from."""
+    """Prompt ids, the images at their pads, the hash of the conversation they continue, where its turns came from,
+    and the positions that later requests may share."""
 
     prompt: Prompt
     images: tuple[EngineImage, ...]
     context: bytes
     replay: Replay
+    positions: Positions
+    """As the engine counts tokens, images expanded."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -50,10 +54,12 @@ class ReplayedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A run of messages as ids, with the images at its pads in order."""
+    """A run of messages as ids, with the images at its pads in order and the marks of the client."""
 
     ids: list[int]
     images: tuple[ImagePart, ...]
+    marks: tuple[Mark, ...] = ()
+    head_len: int = 0
 
     def add_to(self, context: ContextDigest) -> None:
         context.extend(self.ids, [image.digest for image in self.images])
@@ -80,6 +86,7 @@ def _walk(
 ) -> ReplayedPrompt:
     ids: list[int] = []
     images: list[ImagePart] = []
+    marks: list[Mark] = []
     context = ContextDigest()
     head, turns = _split(request.messages)
     bare = replace(request, tool_choice=None, response_format=None, add_generation_prompt=False)
@@ -87,10 +94,12 @@ def _walk(
 
     def append(piece: _Piece) -> None:
         piece.add_to(context)
+        marks.extend(Mark(len(ids) + mark.position, mark.ttl_s) for mark in piece.marks)
         ids.extend(piece.ids)
         images.extend(piece.images)
 
-    append(_piece(replace(bare, messages=head), tokenizer, cache))
+    beginning = _piece(replace(bare, messages=head), tokenizer, cache)
+    append(beginning)
     exact = 0
     for turn, following in zip_longest(turns, turns[1:]):
         spellings = recorded.find(context.digest(), request.start, turn[0])
@@ -100,13 +109,16 @@ def _walk(
         exact += 1
         pieces = (_replayed(turn, known, history, tokenizer, cache) for known in spellings)
         append(_continued(list(pieces), context, following, request.start, recorded))
-    end = replace(request, messages=(), tools=(), effort=None)
-    ids.extend(encode_ids(end, tokenizer, cache))
+    end = encode_parts(replace(request, messages=(), tools=(), effort=None), tokenizer, cache)
+    positions = Positions(beginning.head_len, len(ids), len(end) > 1, tuple(marks[-MAX_MARKS:]))
+    ids.extend(_joined(end))
+    sent = tuple(EngineImage(image.source, image.tokens) for image in images)
     return ReplayedPrompt(
         Prompt(tuple(ids), request.start),
-        tuple(EngineImage(image.source, image.tokens) for image in images),
+        sent,
         context.digest(),
         Replay(exact, len(turns) - exact),
+        positions.expanded(ids, sent, tokenizer.special.media_pad),
     )
 
 
@@ -115,7 +127,15 @@ def _piece(part: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCache | None)
     images: tuple[ImagePart, ...] = ()
     if any(isinstance(piece, ImagePart) for message in part.messages for piece in message.content or ()):
         images = tuple(segment.image for segment in render(part) if segment.image is not None)
-    return _Piece(encode_ids(part, tokenizer, cache), images)
+    parts = encode_parts(part, tokenizer, cache)
+    return _Piece(_joined(parts), images, tuple(marks_in(part, parts, tokenizer)), head_tokens(part, parts))
+
+
+def _joined(parts: Sequence[EncodedPart]) -> list[int]:
+    ids: list[int] = []
+    for part in parts:
+        ids += part.ids
+    return ids
 
 
 def _replayed(

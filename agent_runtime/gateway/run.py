@@ -1,13 +1,14 @@
 """Runs the choices of a completion on the engine and hands over what they produce, in order per choice."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import anyio
+import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from agent_runtime.engine.sglang import COLLECT_STREAM_INTERVAL
@@ -81,9 +82,10 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     # Ids of equal length: the engine aborts every request whose id begins with the one named.
     rid = uuid4().hex
     finish, cached_tokens = None, 0
+    cache: Mapping[str, Any] = {}
     async with aclosing(gateway.engine.stream(prompt.ids, sampling, rid, job.replayed.images)) as chunks:
         async for chunk in chunks:
-            cached_tokens = chunk.cached_tokens
+            cached_tokens, cache = chunk.cached_tokens, chunk.cache or cache
             finish = chunk.finish
             try:
                 deltas = choice.feed(chunk.ids)
@@ -99,8 +101,12 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     if delivered.ids is not None:
         gateway.recorded.record(job.replayed.context, prompt.start, delivered.message, delivered.ids)
     if job.envelope.loosened and delivered.finish_reason != "length":
-        delivered = replace(delivered, schema_problems=_schema_problems(job, delivered))
-    usage = Usage(job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens)
+        # On a thread: it can take seconds, which every other stream would wait.
+        problems = await anyio.to_thread.run_sync(_schema_problems, job, delivered)
+        delivered = replace(delivered, schema_problems=problems)
+    usage = Usage(
+        job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens, cache
+    )
     yield ChoiceEnd(index, delivered, usage)
 
 

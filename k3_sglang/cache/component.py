@@ -134,8 +134,7 @@ class CheckpointComponent(MambaComponent):
     def chunk_end(self, req: Any, start: int, limit: int) -> int:
         """Where the chunk of a request that starts at ``start`` should end, at most ``limit``."""
         notes = self.notes(req)
-        hints = notes.hints
-        wanted = [Wanted(p, Reason.HEAD if p == hints.head_len else Reason.BOUNDARY) for p in hints.cuts(start, limit)]
+        wanted = notes.hints.wanted(start, limit)
         if start < notes.fork < limit:
             wanted.append(Wanted(notes.fork, Reason.FORK))
         if notes.waiter is not None:
@@ -158,7 +157,7 @@ class CheckpointComponent(MambaComponent):
             if any(0 <= position - end < self.cut_grid for position in wanted):
                 self.metrics.cuts[reason] += 1
                 return
-        named = any(0 <= position - end < self.cut_grid for position in notes.hints.boundaries)
+        named = any(0 <= position - end < self.cut_grid for position in notes.hints.named)
         self.metrics.cuts[Reason.BOUNDARY if named else Reason.PROMPT_END] += 1
 
     # --- matching -------------------------------------------------------------------------------------------------
@@ -348,20 +347,8 @@ class CheckpointComponent(MambaComponent):
             self.metrics.made += 1
             self.misses.state_made(node.id)
         self._inserted_key = node.id
-        if notes is None:
-            return
-        hints = notes.hints
-        if index.clock_s and hints.pin_s and self._declared(node.id, hints):
-            index.pin(node.id, index.clock_s + hints.pin_s)
-        elif self._declared(node.id, hints):
-            index.declare(node.id)
-
-    def _declared(self, key: int, hints: Hints) -> bool:
-        checkpoint = self.index.get(key)
-        if checkpoint is None:
-            return False
-        named = (hints.head_len, *hints.boundaries)
-        return any(0 <= position - checkpoint.depth < self.cut_grid for position in named if position > 0)
+        if notes is not None:
+            index.declare_named(node.id, notes.hints.named, self.cut_grid)
 
     def commit_hicache_transfer(self, node: Any, phase: Any, transfers: Any = (), **further: Any) -> None:
         super().commit_hicache_transfer(node, phase, transfers, **further)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from k3_sglang.cache.types import Checkpoint, Role
@@ -226,16 +226,65 @@ class CheckpointIndex:
             self._score(checkpoint)
 
     def pin(self, key: int, until_s: float) -> bool:
-        """Keep until a logical time. False when the budget is spent; the checkpoint then counts as declared."""
+        """Keep until a logical time. False when the budget is spent; the checkpoint then counts as declared.
+
+        Before that, a pin that its own path has superseded gives way: a client that marks the end of every turn
+        wants the last ones.
+        """
         self._pinned = {key for key in self._pinned if self._by_key[key].pinned_until_s > self.clock_s}
         checkpoint = self._by_key[key]
         if key not in self._pinned and len(self._pinned) + 1 > self.settings.pinned_share * len(self._by_key):
-            self.declare(key)
-            return False
+            superseded = [c for c in map(self._by_key.__getitem__, self._pinned) if c.role is Role.SUPERSEDED]
+            if checkpoint.role is Role.SUPERSEDED or not superseded:
+                self.declare(key)
+                return False
+            self.unpin(min(superseded, key=lambda c: (self.score(c), c.key)).key)
         self._pinned.add(key)
         checkpoint.pinned_until_s = until_s
         self._push(checkpoint)
         return True
+
+    def unpin(self, key: int) -> None:
+        """End a pin; without one nothing happens. The checkpoint is what its role makes it."""
+        checkpoint = self._by_key[key]
+        self._pinned.discard(key)
+        checkpoint.pinned_until_s = 0.0
+        self._push(checkpoint)
+
+    def declare_named(self, key: int, named: Mapping[int, float], grid: int = 1) -> None:
+        """The caller named positions of the path that ends at a checkpoint: declare or pin those that are kept.
+
+        Whoever names a position again renews its pin, also when it was found in the cache.
+
+        Args:
+            named: seconds to pin by position in tokens, 0 for none. Pins need a clock, see :meth:`begin_request`.
+            grid: a checkpoint may lie up to this many tokens (less one) before the position it was made for.
+        """
+        left = sorted(named)
+        here: Checkpoint | None = self._by_key[key]
+        while here is not None and left:
+            while left and left[-1] >= here.depth:
+                position = left.pop()
+                if position - here.depth >= grid:
+                    continue
+                if named[position] and self.clock_s:
+                    self.pin(here.key, max(here.pinned_until_s, self.clock_s + named[position]))
+                else:
+                    self.declare(here.key)
+            here = here.parent
+
+    def demote(self, session: str, start: int = 0) -> int:
+        """A session has left what it alone has behind ``start`` tokens: as if idle up to the knee. Returns the number.
+
+        Using one of them makes it as fresh as any.
+        """
+        left = [c for c in self._by_key.values() if c.session == session and not c.shared and c.depth > start]
+        at_knee = self.tick - self.settings.knee * self._reuse_in_queues
+        left = [checkpoint for checkpoint in left if checkpoint.last_use > at_knee]
+        for checkpoint in left:
+            checkpoint.last_use = at_knee
+            self._score(checkpoint)
+        return len(left)
 
     def release(self, session: str) -> int:
         """A session is over: checkpoints that only it used may go. Returns their number."""

@@ -217,6 +217,8 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "images": resolved.why_text_only is None,
         "allow_image_files": resolved.settings.allow_image_files,
         "allow_image_hosts": resolved.settings.allow_image_hosts,
+        "cache_hints": resolved.settings.cache_hints == "on",
+        "cache_routes": resolved.settings.cache_routes == "on",
         "constrained_by_default": resolved.constrain,
         "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
         "shutdown_grace_s": resolved.settings.stop_grace_s,

@@ -64,7 +64,7 @@ async def test_each_prompt_begins_with_the_prompt_before_and_what_was_generated(
     answer3, prompt3, replay3 = await session.ask(third, writer.turn("x", "y"))
     assert prompt3[: len(prompt2) + len(more)] == prompt2 + more
     assert replay3 == "exact; exact=2; rendered=0"
-    assert answer3["k3"] == {"replay": {"verdict": "exact", "exact": 2, "rendered": 0}}
+    assert answer3["k3"]["replay"] == {"verdict": "exact", "exact": 2, "rendered": 0}
 
 
 async def test_a_turn_that_skips_its_channels_is_replayed_as_it_was(
