@@ -54,6 +54,8 @@ UPSTREAM: dict[str, str] = {
     "FullComponent": "sglang.srt.mem_cache.unified_cache.components.full:FullComponent",
     "AddReqResult": "sglang.srt.managers.schedule_policy:AddReqResult",
     "get_disagg": "sglang.srt.runtime_context:get_disagg",
+    "host_latents": "sglang.srt.mem_cache.pool_host.mla",
+    "host_states": "sglang.srt.mem_cache.pool_host.mamba",
     "get_exec": "sglang.srt.runtime_context:get_exec",
     # model building blocks
     "RadixAttention": "sglang.srt.layers.radix_attention:RadixAttention",
@@ -142,6 +144,7 @@ HOOK_TARGETS: dict[str, str] = {
         "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.begin_weight_update"
     ),
     "KDAAttnBackend": "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend",
+    "init_host_tier": "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.init_hicache",
     "cuda_host_register": "sglang.srt.mem_cache.pool_host.common._cuda_host_register",
     "prefill_admission": "sglang.srt.managers.schedule_policy.PrefillAdder._select_prefill_admission",
     "prefill_continuation": "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
