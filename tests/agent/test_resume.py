@@ -20,8 +20,8 @@ from agent_runtime.tools.registry import ToolRegistry, tool
 from tests.agent.crash_session import STEPS, check_log, go_on, registry
 from tests.agent.scripted_model import ScriptedModel, turn
 
-KILLS = 150
-CUTS = 1000
+KILLS = 100
+CUTS = 300
 
 
 async def whole_log(folder: Path) -> bytes:
