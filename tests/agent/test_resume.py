@@ -20,8 +20,8 @@ from agent_runtime.tools.registry import ToolRegistry, tool
 from tests.agent.crash_session import STEPS, check_log, go_on, registry
 from tests.agent.scripted_model import ScriptedModel, turn
 
-KILLS = 150
-CUTS = 1000
+KILLS = 100
+CUTS = 300
 
 
 async def whole_log(folder: Path) -> bytes:
@@ -138,7 +138,7 @@ async def test_a_session_is_not_resumed_with_other_tools() -> None:
         Agent(ScriptedModel([turn("x")]), ToolRegistry(), store=store)
 
 
-async def test_case_7_reasoning_is_byte_equal_after_save_and_resume(tmp_path: Path) -> None:
+async def test_case07_reasoning_is_byte_equal_after_save_and_resume(tmp_path: Path) -> None:
     """siyuan#18469, hermes-agent#13864: thinking was lost on the way to disk and back."""
     path, thought = tmp_path / "s.jsonl", 'tabs\t "quotes" \\ 🙂\u2028  trailing \n\n'
     with FileRunStore(path) as store:

@@ -83,7 +83,7 @@ async def test_a_fork_and_its_parent_do_not_see_each_other() -> None:
     assert recover(store.entries()).conversation.messages == fork.conversation.messages
 
 
-async def test_case_19_b55_tools_that_come_later_are_declared_at_the_end() -> None:
+async def test_case19_b55_tools_that_come_later_are_declared_at_the_end() -> None:
     """sglang#39895: K3's dynamic tools, a system message with tools and without content. No earlier byte moves."""
 
     @tool

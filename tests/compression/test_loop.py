@@ -108,7 +108,7 @@ async def test_b48_failing_compressions_are_bounded_over_a_long_run() -> None:
     assert result.status is RunStatus.MAX_STEPS and len(model.steps) == 40 and len(model.summaries) == 15
 
 
-async def test_case_27_system_and_tools_above_the_trigger_are_said_once_with_sizes() -> None:
+async def test_case27_system_and_tools_above_the_trigger_are_said_once_with_sizes() -> None:
     """kimi-code#794, kilocode#9763: "still exceeds after 3 attempts", and again at every step."""
     events: list[Event] = []
     model = ScriptedModel([turn("done")])
@@ -121,7 +121,7 @@ async def test_case_27_system_and_tools_above_the_trigger_are_said_once_with_siz
     assert f"next prompt {size} tokens" in told.reason and "trigger 300" in told.reason
 
 
-async def test_case_27_a_compression_that_stays_above_the_trigger_is_not_repeated_at_once() -> None:
+async def test_case27_a_compression_that_stays_above_the_trigger_is_not_repeated_at_once() -> None:
     def plays(seen: Seen) -> AssistantTurn:
         if is_summary(seen):
             return turn("SUMMARY")
@@ -217,7 +217,7 @@ async def test_a_full_window_with_nothing_to_compress_ends_the_run() -> None:
     assert result.status is RunStatus.CONTEXT_FULL and len(model.seen) == 1
 
 
-async def test_case_32_the_output_budget_never_exceeds_the_window() -> None:
+async def test_case32_the_output_budget_never_exceeds_the_window() -> None:
     model = ScriptedModel([turn("", ("look", "{}")), turn("done")])
     meter = EncoderMeter(TOKENIZER)
     agent = Agent(model, ToolRegistry([look]), "s", options=options(4000, 5000), meter=meter)
