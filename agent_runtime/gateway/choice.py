@@ -39,7 +39,8 @@ class Delivered:
     """What a client has got in the end.
 
     ``message`` holds complete calls only. ``ids`` are the output ids when the turn is whole and ``message`` says
-    all of it, so that it may be replayed from them; else None. ``warnings`` are the parser's codes.
+    all of it, so that it may be replayed from them; else None. ``output_ids`` are all that were generated.
+    ``warnings`` are the parser's codes.
     ``schema_problems`` says where a whole turn breaks a schema that its grammar could not hold it to.
     """
 
@@ -50,6 +51,7 @@ class Delivered:
     incomplete_calls: tuple[IncompleteCall, ...]
     warnings: tuple[str, ...]
     ids: tuple[int, ...] | None
+    output_ids: tuple[int, ...]
     schema_problems: tuple[str, ...] = ()
 
 
@@ -165,6 +167,7 @@ class Choice:
             incomplete_calls=incomplete,
             warnings=turn.warnings,
             ids=self._whole_ids() if said_all else None,
+            output_ids=tuple(self._ids),
         )
 
     def _whole_ids(self) -> tuple[int, ...] | None:

@@ -6,18 +6,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
 import anyio.to_thread
 
+from agent_runtime.engine.sglang import COLLECT_STREAM_INTERVAL
 from agent_runtime.engine.types import Engine
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.images import Fetched, ImageInput
 from agent_runtime.gateway.options import ChatOptions, parse_options
-from agent_runtime.gateway.prompt import ReplayedPrompt, build_prompt
-from agent_runtime.gateway.sampling import output_budget, sampling_params, without_media
+from agent_runtime.gateway.record import Record, StepNumber
+from agent_runtime.gateway.sampling import for_choice, output_budget, sampling_params, without_media
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import Envelope
-from agent_runtime.ledger.recorded import RecordedTurns
+from agent_runtime.guard.prompt import ReplayedPrompt
+from agent_runtime.guard.verdict import HistoryNotIntact
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.grammar import turn_grammar
@@ -38,21 +41,27 @@ class Gateway:
     settings: GatewaySettings
     engine: Engine
     tokenizer: K3Tokenizer
-    recorded: RecordedTurns
+    record: Record
     images: ImageInput
     encoded: EncodeCache
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One accepted completion. ``session`` is the client's name for the conversation, "" without one."""
+    """One accepted completion.
+
+    ``sampling`` and ``rids`` have one entry for each choice: what the engine is asked beside the ids. ``session`` is
+    the client's name for the conversation, "" without one; ``step`` its number on record.
+    """
 
     request: ChatRequest
     options: ChatOptions
     replayed: ReplayedPrompt
-    sampling: dict[str, Any]
+    sampling: tuple[dict[str, Any], ...]
+    rids: tuple[str, ...]
     envelope: Envelope
     session: str
+    step: StepNumber
 
     @property
     def n(self) -> int:
@@ -67,16 +76,16 @@ class Job:
         return headers
 
 
-async def prepare(body: dict[str, Any], body_bytes: int, session_header: str, gateway: Gateway) -> Job:
-    """Check and encode a request, once its images are there. Raises ApiError."""
+async def prepare(body: dict[str, Any], raw: bytes, session_header: str, gateway: Gateway) -> Job:
+    """Check and encode a request, once its images are there. ``raw`` is the body as received. Raises ApiError."""
     options = _checked_options(body, gateway.settings)
     sources = list(image_sources(body))
     try:
         fetched = await gateway.images.fetch(sources)
     except ChatRequestError as error:
         raise _bad_request(error) from error
-    encode = partial(_encode, body, options, session_header, fetched, gateway)
-    if body_bytes <= INLINE_BODY_BYTES and not sources:
+    encode = partial(_encode, body, raw, options, session_header, fetched, gateway)
+    if len(raw) <= INLINE_BODY_BYTES and not sources:
         return encode()
     return await anyio.to_thread.run_sync(encode)
 
@@ -94,15 +103,26 @@ def _checked_options(body: dict[str, Any], settings: GatewaySettings) -> ChatOpt
     return options
 
 
-def _encode(body: dict[str, Any], options: ChatOptions, session_header: str, fetched: Fetched, gateway: Gateway) -> Job:
+def _encode(
+    body: dict[str, Any],
+    raw: bytes,
+    options: ChatOptions,
+    session_header: str,
+    fetched: Fetched,
+    gateway: Gateway,
+) -> Job:
     """Runs long for long histories and for images; touches no event loop."""
     settings = gateway.settings
+    session = session_header or options.prompt_cache_key or ""
     try:
         request = parse_request(body, images=gateway.images.request_images(fetched))
-        replayed = build_prompt(request, gateway.tokenizer, gateway.recorded, gateway.encoded)
+        replayed = gateway.record.guard.build(request, session, gateway.tokenizer, gateway.encoded)
         grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
     except ChatRequestError as error:
         raise _bad_request(error) from error
+    except HistoryNotIntact as error:
+        param = f"messages[{error.checks[0].index}]"
+        raise ApiError(409, str(error), code="history_not_intact", param=param) from error
     except RecursionError as error:
         raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
     budget = output_budget(options, settings, replayed.prompt_tokens)
@@ -113,14 +133,27 @@ def _encode(body: dict[str, Any], options: ChatOptions, session_header: str, fet
         sampling = without_media(sampling, gateway.tokenizer)
     loosened = grammar.loosened if grammar is not None else ()
     envelope = Envelope(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), options.model, replayed.replay, loosened)
+    choices = tuple(_for_engine(sampling, options, index) for index in range(options.n or 1))
+    # Ids of equal length: the engine aborts every request whose id begins with the one named.
+    rids = tuple(uuid4().hex for _ in choices)
+    asked = [{"rid": rid, "sampling_params": params} for rid, params in zip(rids, choices, strict=True)]
     return Job(
         request=request,
         options=options,
         replayed=replayed,
-        sampling=sampling,
+        sampling=choices,
+        rids=rids,
         envelope=envelope,
-        session=session_header or options.prompt_cache_key or "",
+        session=session,
+        step=gateway.record.step(replayed, raw, asked),
     )
+
+
+def _for_engine(sampling: dict[str, Any], options: ChatOptions, index: int) -> dict[str, Any]:
+    params = for_choice(sampling, index)
+    if options.stream or options.stops:
+        return params
+    return {**params, "stream_interval": COLLECT_STREAM_INTERVAL}
 
 
 def _bad_request(error: ChatRequestError) -> ApiError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_runtime.gateway.choice import Delivered, Delta
 from agent_runtime.gateway.errors import ApiError
-from agent_runtime.gateway.prompt import Replay
+from agent_runtime.guard.verdict import Replay
 from k3_sglang.chat.types import Channel, ToolCall
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -86,7 +86,7 @@ class Envelope:
         }
 
     def _k3(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"replay": {"verdict": self.replay.verdict, **asdict(self.replay)}}
+        facts: dict[str, Any] = {"replay": self.replay.facts()}
         if self.loosened:
             facts["loosened"] = [note[:MAX_NOTE_CHARS] for note in self.loosened[:MAX_NOTES]]
         return facts
