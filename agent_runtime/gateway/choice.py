@@ -1,12 +1,12 @@
 """One choice of a completion: output ids in, OpenAI deltas and the delivered message out; no I/O."""
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent_runtime.engine.types import Finish
 from agent_runtime.gateway.stops import StopFinder
+from agent_runtime.ledger.call_ids import new_call_id
 from k3_sglang.chat.events import (
     CallArgumentsDelta,
     CallEnd,
@@ -22,7 +22,6 @@ from k3_sglang.chat.types import Channel, Message, ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Delta = dict[str, Any]
-CALL_ID_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,6 @@ class Delivered:
     ids: tuple[int, ...] | None
     output_ids: tuple[int, ...]
     schema_problems: tuple[str, ...] = ()
-
-
-def new_call_id() -> str:
-    """A call id nobody can guess or repeat; K3's prompt does not contain ids, so any text will do."""
-    return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
 
 
 class Choice:

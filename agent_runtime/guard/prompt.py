@@ -29,6 +29,7 @@ class Place:
     parent: KnownTurn | None
     before: bytes
     between: bytes
+    latest: bytes
     loose: bytes
     tools: bytes
 
@@ -119,7 +120,15 @@ class HistoryGuard:
             session=session,
             scope=place.scope,
             parent=place.parent.id if place.parent is not None else None,
-            keys=TurnKeys(place.before, chain, loose, place.between, visible, place.tools),
+            keys=TurnKeys(
+                before=place.before,
+                chain=chain,
+                loose=loose,
+                between=place.between,
+                local=joined(place.latest, visible),
+                visible=visible,
+                tools=place.tools,
+            ),
             message=message,
             start=replayed.prompt.start,
             ids=tuple(output) if whole else None,
@@ -158,6 +167,7 @@ def _place(matched: Matched, scope: str, request: ChatRequest) -> Place:
         parent=matched.last,
         before=end.before,
         between=end.between,
+        latest=end.latest,
         loose=joined(loose, end.between_loose),
         tools=tools_digest(request.tools),
     )

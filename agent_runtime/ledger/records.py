@@ -58,9 +58,9 @@ def message_from(data: bytes) -> Message:
 
 def keys_bytes(keys: TurnKeys) -> bytes:
     """Digests one after the other."""
-    return b"".join((keys.before, keys.chain, keys.loose, keys.between, keys.visible, keys.tools))
+    return b"".join((keys.before, keys.chain, keys.loose, keys.between, keys.local, keys.visible, keys.tools))
 
 
 def keys_from(data: bytes) -> TurnKeys:
     """The digests that `keys_bytes` wrote."""
-    return TurnKeys(*(data[place : place + KEY_BYTES] for place in range(0, 6 * KEY_BYTES, KEY_BYTES)))
+    return TurnKeys(*(data[place : place + KEY_BYTES] for place in range(0, 7 * KEY_BYTES, KEY_BYTES)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from threading import RLock
 from types import MappingProxyType
 
+from agent_runtime.ledger.forgotten import ForgottenDigests
 from k3_sglang.chat.types import Channel, Message
 
 _SEVERAL = 0
@@ -17,14 +18,15 @@ class TurnKeys:
     """Where a turn stands, as digests by meaning (see ``guard.fingerprint``).
 
     ``before`` is the conversation up to the turn, ``chain`` the same with the turn, ``loose`` that without system
-    messages, ``between`` what stands between the turn before and this one, ``visible`` the turn without its thinking,
-    ``tools`` the tools of its request in any order.
+    messages, ``between`` what stands between the turn before and this one, ``local`` the turn and the one message
+    before it, ``visible`` the turn without its thinking, ``tools`` the tools of its request in any order.
     """
 
     before: bytes
     chain: bytes
     loose: bytes
     between: bytes
+    local: bytes
     visible: bytes
     tools: bytes
 
@@ -62,8 +64,7 @@ class KnownTurn:
 class TurnIndex:
     """A bounded map of known turns. The turn unused for longest goes first. Thread-safe; hold ``lock`` to read a whole.
 
-    Where two turns stood at one place and one of them has gone, the other is not taken for the only one: the place
-    stays marked until its last turn goes.
+    The places of turns that have gone stay marked, so that another turn there is not taken for the only one.
     """
 
     def __init__(self, max_tokens: int, max_turns: int) -> None:
@@ -74,9 +75,9 @@ class TurnIndex:
         self._max_turns = max_turns
         self._turns: OrderedDict[int, KnownTurn] = OrderedDict()
         self._by_call: dict[str, int] = {}
-        self._places: tuple[dict[bytes, list[int]], ...] = ({}, {}, {})  # by chain, by loose chain, by before
+        self._places: tuple[dict[bytes, list[int]], ...] = ({}, {}, {}, {})  # chain, loose chain, before, local
         self._children: dict[int, list[int]] = {}
-        self._thinned: set[bytes] = set()
+        self._forgotten = ForgottenDigests()
         self._numbers: dict[int, int] = {}
         self._tokens = 0
 
@@ -120,13 +121,23 @@ class TurnIndex:
         """The turns that were generated to continue this conversation, oldest first."""
         return self._at(2, before)
 
+    def alike(self, local: bytes) -> Sequence[KnownTurn]:
+        """The turns that say this after this message, whatever stood before, oldest first."""
+        return self._at(3, local)
+
     def children(self, turn: int) -> Sequence[KnownTurn]:
         """The turns whose history ended with this one, oldest first."""
         return [self._turns[number] for number in self._children.get(turn, ())]
 
-    def is_thinned(self, key: bytes) -> bool:
-        """Whether a turn that stood at this place has been forgotten while another is still there."""
-        return key in self._thinned
+    def has_forgotten(self, key: bytes) -> bool:
+        """Whether a turn that stood at this place is no longer known; seldom wrong, and then on the safe side."""
+        return key in self._forgotten
+
+    def mark_forgotten(self, keys: TurnKeys) -> None:
+        """Mark the places of a turn that is on record and not known here."""
+        with self.lock:
+            for key in (keys.chain, keys.loose, keys.local):
+                self._forgotten.add(key)
 
     def touch(self, turns: Iterable[int]) -> None:
         """Count as a use."""
@@ -183,16 +194,13 @@ class TurnIndex:
                 del self._by_call[call.id]
         for place, key in zip(self._places, _place_keys(turn), strict=True):
             _drop(place, key, number)
-            if key in place:
-                self._thinned.add(key)
-            else:
-                self._thinned.discard(key)
+        self.mark_forgotten(turn.keys)
         if turn.parent is not None:
             _drop(self._children, turn.parent, number)
 
 
-def _place_keys(turn: KnownTurn) -> tuple[bytes, bytes, bytes]:
-    return turn.keys.chain, turn.keys.loose, turn.keys.before
+def _place_keys(turn: KnownTurn) -> tuple[bytes, ...]:
+    return turn.keys.chain, turn.keys.loose, turn.keys.before, turn.keys.local
 
 
 def _drop(places: "dict[bytes, list[int]] | dict[int, list[int]]", key: "bytes | int", number: int) -> None:
