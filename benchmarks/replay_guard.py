@@ -325,7 +325,7 @@ class World:
 
     def check(self, session: Session, sent: History, shift: int, built: ReplayedPrompt) -> None:
         """Hold every assistant message of the prompt against the turn that it is."""
-        flags = {check.index: check for check in built.replay.checks}
+        flags = {check.at: check for check in built.replay.checks}
         received = [entry for entry in sent if entry.message is not None]
         left_out: dict[int, list[Turn]] = {}
         at = shift

@@ -121,7 +121,7 @@ def _encode(
     except ChatRequestError as error:
         raise _bad_request(error) from error
     except HistoryNotIntact as error:
-        param = f"messages[{error.checks[0].index}]"
+        param = f"messages[{error.checks[0].at}]"
         raise ApiError(409, str(error), code="history_not_intact", param=param) from error
     except RecursionError as error:
         raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error

@@ -45,6 +45,8 @@ class Record:
             max_age_s = None if settings.ledger_max_age_days is None else settings.ledger_max_age_days * _DAY_S
             ledger = Ledger(settings.ledger, max_bytes=settings.ledger_max_bytes, max_age_s=max_age_s)
             ledger.keep_bounds(_now_ms())
+            for keys in ledger.older_keys(settings.recorded_turns):
+                self.index.mark_forgotten(keys)
             for turn in ledger.known_turns(settings.recorded_turns):
                 self.index.add(turn)
             first = ledger.last_number() + 1

@@ -32,7 +32,8 @@ class Fingerprints:
 
     def visible(self, turn: Message) -> bytes:
         """Digest of an assistant turn: its text and its calls by name and argument values."""
-        key = (turn.name, _content_key(turn.content), turn.tool_calls)
+        content = turn.content
+        key = (turn.name, content if isinstance(content, str) else _content_key(content), turn.tool_calls)
         known = self._memo.get(key)
         return known if known is not None else self._keep(key, _visible(turn))
 
@@ -40,7 +41,10 @@ class Fingerprints:
         """Digest of a message that no model wrote. ``result`` is the call that a tool message answers."""
         if message.tools:
             return _digest(["tools", list(message.tools)])
-        key = (message.role, None if result else message.name, _content_key(message.content), result)
+        content = message.content
+        if not isinstance(content, str):
+            content = _content_key(content)
+        key = (message.role, None if result else message.name, content, result)
         known = self._memo.get(key)
         return known if known is not None else self._keep(key, _digest(list(key)))
 

@@ -1,86 +1,16 @@
 """Which recorded turn each assistant message of a history is: decided by evidence, never by what came last; no I/O."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, NamedTuple
 
-from agent_runtime.guard.fingerprint import START, Fingerprints, joined, tools_digest
-from agent_runtime.guard.rejoin import Entry, rejoined
+from agent_runtime.guard.fingerprint import Fingerprints, joined
+from agent_runtime.guard.history import Asking, Matched, Step, history_steps, thinking
+from agent_runtime.guard.left_out import chained
+from agent_runtime.guard.rejoin import rejoined
 from agent_runtime.ledger.call_ids import is_own
 from agent_runtime.ledger.turns import KnownTurn, TurnIndex
-from k3_sglang.chat.toolresults import name_results
-from k3_sglang.chat.types import Channel, ChatRequest, Message, Role
+from k3_sglang.chat.types import ChatRequest
 
-LOOSE_START = b"\1" * len(START)
-"""Where chains without system messages begin: they never equal a whole one."""
-
-Restored = Literal["split", "text", "dropped"]
 _MAX_RIVALS = 64
-
-
-class Said(NamedTuple):
-    """A message between two turns: its place in the messages received, its role and its digest."""
-
-    index: int
-    role: Role
-    digest: bytes
-
-
-@dataclass(slots=True)
-class Step:
-    """One assistant turn of a history.
-
-    ``index`` is its place in the messages received, or the place at which it is missing (``restored`` "dropped").
-    ``turn`` is what it was found to be; ``edited`` is the recorded turn that it was made from when its text or its
-    calls were changed; ``ambiguous`` says that several turns with different thinking could be it. The digests are
-    those of `TurnKeys`.
-    """
-
-    index: int
-    message: Message
-    visible: bytes
-    between: bytes = START
-    latest: bytes = START
-    between_loose: bytes = START
-    before: bytes = START
-    chain: bytes = START
-    loose: bytes = LOOSE_START
-    turn: KnownTurn | None = None
-    restored: Restored | None = None
-    edited: KnownTurn | None = None
-    ambiguous: bool = False
-    run: Sequence[Said] = ()
-    run_len: int = 0
-    """What stands between the turn before, as received, and this one; and how much of it, from the end, when turns
-    that were dropped are back in their places."""
-
-
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """A history, turn by turn, and where a turn generated now will stand.
-
-    ``dropped`` are places where a recorded turn was left out and not put back.
-    """
-
-    messages: tuple[tuple[int, Message], ...]
-    steps: tuple[Step, ...]
-    end: Step
-    dropped: tuple[int, ...]
-
-    @property
-    def last(self) -> KnownTurn | None:
-        """The turn that ends the history, if it is known."""
-        return self.steps[-1].turn if self.steps else None
-
-
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """What a request says about itself: the name of its conversation, "" without one, its channel and its tools."""
-
-    scope: str
-    start: Channel
-    tools: bytes
 
 
 def match(request: ChatRequest, scope: str, index: TurnIndex, prints: Fingerprints) -> Matched:
@@ -90,158 +20,36 @@ def match(request: ChatRequest, scope: str, index: TurnIndex, prints: Fingerprin
     turn before it; the whole conversation up to it, within the client's session. Where two turns with different
     thinking fit equally well, none is taken.
     """
-    asking = Asking(scope, request.start, tools_digest(request.tools))
+    asking = Asking(scope, request.start, request)
     with index.lock:
-        entries = rejoined(request.messages, index, prints)
-        steps, end = _steps(entries, prints)
+        messages, indices, restored = rejoined(request.messages, index, prints)
+        steps, end = history_steps(messages, indices, prints)
         for step in steps:
-            _anchor(step, index)
-        steps, dropped = _chained(steps, end, asking, index)
+            if step.index in restored:
+                step.turn, step.restored = restored[step.index]
+            elif step.message.tool_calls:
+                _anchor(step, index)
+        steps, dropped = chained(steps, end, asking, index)
         _settle(steps, asking, index)
         index.touch(step.turn.id for step in steps if step.turn is not None)
-    return Matched(tuple((entry.index, entry.message) for entry in entries), tuple(steps), end, tuple(dropped))
-
-
-def _steps(entries: Sequence[Entry], prints: Fingerprints) -> tuple[list[Step], Step]:
-    """The assistant turns, and a step for the turn that is asked for now."""
-    steps: list[Step] = []
-    seen: list[Said] = []
-    for position, message, result in name_results([entry.message for entry in entries]):
-        entry = entries[position]
-        if message.role != "assistant":
-            seen.append(Said(entry.index, message.role, prints.message(message, result)))
-            continue
-        step = Step(entry.index, message, prints.visible(message), turn=entry.turn, restored=entry.restored)
-        _set_between(step, seen)
-        steps.append(step)
-        seen = []
-    end = Step(len(entries), Message("assistant"), START)
-    _set_between(end, seen)
-    return steps, end
-
-
-def _set_between(step: Step, run: Sequence[Said]) -> None:
-    step.run = run
-    step.run_len = len(run)
-    step.latest = run[-1].digest if run else START
-    step.between = _run(run)
-    spoken = [said for said in run if said.role != "system"]
-    step.between_loose = step.between if len(spoken) == len(run) else _run(spoken)
-
-
-def _run(run: Sequence[Said]) -> bytes:
-    return run[0].digest if len(run) == 1 else joined(*(said.digest for said in run))
+    return Matched(messages, indices, steps, end, tuple(dropped))
 
 
 def _anchor(step: Step, index: TurnIndex) -> None:
     """By the ids of its calls, which are made here and never twice."""
-    if step.turn is not None:
+    turn: KnownTurn | None = None
+    for call in step.message.tool_calls:
+        found = index.by_call(call.id)
+        if found is not None and found is not turn:
+            if turn is not None:
+                return
+            turn = found
+    if turn is None:
         return
-    found = {turn.id: turn for call in step.message.tool_calls if (turn := index.by_call(call.id)) is not None}
-    if len(found) != 1:
-        return
-    turn = next(iter(found.values()))
     if turn.keys.visible == step.visible:
         step.turn = turn
     else:
         step.edited = turn
-
-
-def _chained(steps: list[Step], end: Step, asking: Asking, index: TurnIndex) -> tuple[list[Step], list[int]]:
-    """Give every step its place in the conversation; put turns back that the client has dropped.
-
-    They are put back in a session that the client has named, else only told of.
-    """
-    chained: list[Step] = []
-    dropped: list[int] = []
-    last: Step | None = None
-    for step in (*steps, end):
-        for place in _gaps(step.run):
-            # What was put back before splits the run.
-            run = step.run[len(step.run) - step.run_len :]
-            at = place - (len(step.run) - step.run_len)
-            known = _left_out(last, _run(run[:at]), asking, index)
-            missing = known[0] if len(known) == 1 else None
-            if missing is not None and not _went_on(missing, step, run[at:], index, is_end=step is end):
-                missing = None
-            if missing is None or not asking.scope:
-                if any(not index.children(turn.id) for turn in known) or missing is not None:
-                    dropped.append(run[at].index)
-                continue
-            back = Step(run[at].index, missing.message, missing.keys.visible, turn=missing, restored="dropped")
-            _set_between(back, run[:at])
-            _link(back, last)
-            chained.append(back)
-            last = back
-            step.run_len = len(run) - at
-            step.between = step.between_loose = _run(run[at:])
-        _link(step, last)
-        chained.append(step)
-        last = step
-    return chained[:-1], dropped
-
-
-def _gaps(run: Sequence[Said]) -> list[int]:
-    """Places in a run at which a turn may have been dropped: the user speaks where the model should have."""
-    return [
-        place
-        for place, (before, said) in enumerate(pairwise(run), 1)
-        if said.role == "user" and before.role != "system"
-    ]
-
-
-def _left_out(last: Step | None, before: bytes, asking: Asking, index: TurnIndex) -> list[KnownTurn]:
-    """The client's turns that were generated where the history has none: whole ones that called no tool."""
-    return [
-        turn
-        for turn in index.after(joined(START if last is None else last.chain, before))
-        if _may_be_dropped(turn)
-        and turn.scope == asking.scope
-        and (bool(asking.scope) or turn.keys.tools == asking.tools)
-    ]
-
-
-def _may_be_dropped(turn: KnownTurn) -> bool:
-    return turn.ids is not None and not turn.message.tool_calls
-
-
-def _went_on(turn: KnownTurn, step: Step, run: Sequence[Said], index: TurnIndex, *, is_end: bool) -> bool:
-    """Whether the history goes on from a turn it does not have.
-
-    It does when the following turn was generated with it in its history, or when nothing was generated since; turns
-    that were dropped too may stand between.
-    """
-    children = index.children(turn.id)
-    if is_end and not children:
-        return True
-    for child in children:
-        if not is_end and child.keys.visible == step.visible and child.keys.between == _run(run):
-            return True
-        if _may_be_dropped(child):
-            places = (place for place in _gaps(run) if _run(run[:place]) == child.keys.between)
-            if any(_went_on(child, step, run[place:], index, is_end=is_end) for place in places):
-                return True
-    return False
-
-
-def _link(step: Step, last: Step | None) -> None:
-    """The digests of a step's place; they need no computing where the recorded turns already stand so."""
-    known = step.turn
-    if (
-        known is not None
-        and last is not None
-        and last.turn is not None
-        and known.parent == last.turn.id
-        and known.keys.between == step.between
-        and last.chain == last.turn.keys.chain
-        and last.loose == last.turn.keys.loose
-        and step.between_loose is step.between
-    ):
-        step.before, step.chain, step.loose = known.keys.before, known.keys.chain, known.keys.loose
-        return
-    step.before = joined(START if last is None else last.chain, step.between)
-    step.chain = joined(step.before, step.visible)
-    step.loose = joined(joined(LOOSE_START if last is None else last.loose, step.between_loose), step.visible)
 
 
 def _settle(steps: list[Step], asking: Asking, index: TurnIndex) -> None:
@@ -359,8 +167,3 @@ def _fitting(known: list[KnownTurn], step: Step, parent: KnownTurn | None, askin
         if group and asking.scope:
             break
     return children or own
-
-
-def thinking(message: Message) -> str:
-    """The thinking of a turn as it is compared: white space around it says nothing."""
-    return (message.reasoning or "").strip()

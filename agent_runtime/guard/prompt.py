@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from agent_runtime.engine.types import EngineImage, expanded_len
 from agent_runtime.guard.counters import ReplayCounters
 from agent_runtime.guard.fingerprint import Fingerprints, joined, tools_digest
-from agent_runtime.guard.matching import LOOSE_START, Matched, match
+from agent_runtime.guard.history import LOOSE_START, Matched
+from agent_runtime.guard.matching import match
 from agent_runtime.guard.repair import Mode, Repaired, refused, repair
 from agent_runtime.guard.stability import Tip, Tips, extension
 from agent_runtime.guard.verdict import Extension, HistoryNotIntact, Replay
@@ -27,11 +28,11 @@ class Place:
 
     scope: str
     parent: KnownTurn | None
+    put_back: bool
     before: bytes
     between: bytes
     latest: bytes
     loose: bytes
-    tools: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class HistoryGuard:
             final,
             repaired.indices,
             tuple(parts),
-            _place(matched, scope, request),
+            _place(matched, scope),
         )
 
     def record(
@@ -127,12 +128,13 @@ class HistoryGuard:
                 between=place.between,
                 local=joined(place.latest, visible),
                 visible=visible,
-                tools=place.tools,
+                tools=tools_digest(replayed.request.tools),
             ),
             message=message,
             start=replayed.prompt.start,
             ids=tuple(output) if whole else None,
             prompt_tokens=replayed.prompt_tokens,
+            put_back=place.put_back,
         )
         self.tips.keep(number, Tip(replayed.parts, replayed.request, replayed.indices, tuple(output)))
         self.index.add(turn)
@@ -159,15 +161,15 @@ def _images(messages: Sequence[Message], parts: Sequence[EncodedPart]) -> Iterat
             yield from (piece for piece in content if isinstance(piece, ImagePart))
 
 
-def _place(matched: Matched, scope: str, request: ChatRequest) -> Place:
+def _place(matched: Matched, scope: str) -> Place:
     loose = matched.steps[-1].loose if matched.steps else LOOSE_START
     end = matched.end
     return Place(
         scope=scope,
         parent=matched.last,
+        put_back=bool(matched.steps) and matched.steps[-1].restored == "dropped",
         before=end.before,
         between=end.between,
         latest=end.latest,
         loose=joined(loose, end.between_loose),
-        tools=tools_digest(request.tools),
     )

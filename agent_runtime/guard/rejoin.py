@@ -1,65 +1,60 @@
 """Turns that a client stored as several assistant messages become one again, where the record says they were one."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from agent_runtime.guard.fingerprint import Fingerprints, calls_value, turn_text
 from agent_runtime.ledger.turns import KnownTurn, TurnIndex
 from k3_sglang.chat.types import Message
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A message at its place in the request.
-
-    ``turn`` is the recorded turn that it was put together as, ``restored`` from what: messages, or calls without text.
-    """
-
-    index: int
-    message: Message
-    turn: KnownTurn | None = None
-    restored: Literal["split", "text"] | None = None
+Restored: TypeAlias = Literal["split", "text"]
+Rejoined: TypeAlias = tuple[Sequence[Message], Sequence[int], Mapping[int, tuple[KnownTurn, Restored]]]
 
 
-def rejoined(messages: Sequence[Message], index: TurnIndex, prints: Fingerprints) -> list[Entry]:
-    """The messages, runs of assistant messages joined that were one turn.
+def rejoined(messages: Sequence[Message], index: TurnIndex, prints: Fingerprints) -> Rejoined:
+    """The messages with runs of assistant messages joined that were one turn, their places, and what was restored.
 
     Left apart they teach K3, in context, to stop after prose. A turn of calls whose prose the client left out gets it
-    back in the same way: its calls, by id and by value, say which turn it is.
+    back in the same way: its calls, by id and by value, say which turn it is. The last value has the recorded turns
+    by place.
     """
-    entries = [Entry(place, message) for place, message in enumerate(messages)]
+    restored: dict[int, tuple[KnownTurn, Restored]] = {}
+    places: Sequence[int] = range(len(messages))
     if any(a.role == b.role == "assistant" for a, b in pairwise(messages)):
-        entries = list(_joined(entries, index, prints))
-    return [_with_prose(entry, index) for entry in entries]
+        messages, places = _joined(messages, index, prints, restored)
+    for number, message in enumerate(messages):
+        if message.tool_calls and not message.content and places[number] not in restored:
+            turn = _without_prose(message, index)
+            if turn is not None:
+                messages = [*messages[:number], replace(message, content=turn.message.content), *messages[number + 1 :]]
+                restored[places[number]] = turn, "text"
+    return messages, places, restored
 
 
-def _joined(entries: list[Entry], index: TurnIndex, prints: Fingerprints) -> Iterator[Entry]:
-    run: list[Entry] = []
-    for entry in entries:
-        if entry.message.role == "assistant":
-            run.append(entry)
-            continue
-        yield from _join_run(run, index, prints)
-        run = []
-        yield entry
-    yield from _join_run(run, index, prints)
-
-
-def _join_run(run: list[Entry], index: TurnIndex, prints: Fingerprints) -> Iterator[Entry]:
+def _joined(
+    messages: Sequence[Message], index: TurnIndex, prints: Fingerprints, restored: dict[int, tuple[KnownTurn, Restored]]
+) -> tuple[list[Message], list[int]]:
+    joined: list[Message] = []
+    places: list[int] = []
     first = 0
-    while first < len(run):
-        for last in range(len(run) - 1, first, -1):
-            whole = _whole([entry.message for entry in run[first : last + 1]])
-            turn = _of_calls(whole, index)
-            if turn is not None and prints.visible(whole) == turn.keys.visible:
-                yield Entry(run[first].index, whole, turn, "split")
-                first = last + 1
+    while first < len(messages):
+        end = first + 1
+        while messages[first].role == "assistant" and end < len(messages) and messages[end].role == "assistant":
+            end += 1
+        whole, taken = messages[first], first + 1
+        for last in range(end, first + 1, -1):
+            candidate = _whole(messages[first:last])
+            turn = _of_calls(candidate, index)
+            if turn is not None and prints.visible(candidate) == turn.keys.visible:
+                whole, taken = candidate, last
+                restored[first] = turn, "split"
                 break
-        else:
-            yield run[first]
-            first += 1
+        joined.append(whole)
+        places.append(first)
+        first = taken
+    return joined, places
 
 
 def _whole(messages: Sequence[Message]) -> Message:
@@ -73,16 +68,12 @@ def _whole(messages: Sequence[Message]) -> Message:
     )
 
 
-def _with_prose(entry: Entry, index: TurnIndex) -> Entry:
-    message = entry.message
-    if entry.turn is not None or not message.tool_calls or turn_text(message.content) != "":
-        return entry
+def _without_prose(message: Message, index: TurnIndex) -> KnownTurn | None:
+    """The recorded turn that a message of calls is, when it had text too."""
     turn = _of_calls(message, index)
     if turn is None or not (turn_text(turn.message.content) or "").strip():
-        return entry
-    if calls_value(message) != calls_value(turn.message):
-        return entry
-    return Entry(entry.index, replace(message, content=turn.message.content), turn, "text")
+        return None
+    return turn if calls_value(message) == calls_value(turn.message) else None
 
 
 def _of_calls(message: Message, index: TurnIndex) -> KnownTurn | None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from agent_runtime.guard.fingerprint import turn_text
-from agent_runtime.guard.matching import Matched, Step, thinking
+from agent_runtime.guard.history import Matched, Step, thinking
 from agent_runtime.guard.verdict import Check, Reason
 from agent_runtime.ledger.turns import KnownTurn
-from k3_sglang.chat.types import ChatRequest, Message
+from k3_sglang.chat.types import ChatRequest, Message, ToolCall
 
 Mode: TypeAlias = Literal["repair", "strict", "off"]
 
@@ -17,14 +18,6 @@ DISTINCTIVE_CHARS = 16
 _FILLERS = frozenset(
     ["none", "null", "n/a", "na", "placeholder", "thinking", "reasoning", "empty", "omitted", "redacted"]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A turn's verdict and the message to put in its place; None where it stays as it was sent."""
-
-    check: Check
-    message: Message | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,53 +34,80 @@ class Repaired:
 
 def repair(request: ChatRequest, matched: Matched, mode: Mode) -> Repaired:
     """Apply a match to a history; with ``off`` only turns that came back as they were are replayed by their ids."""
-    known = {thinking(step.turn.message): step.turn.id for step in matched.steps if step.turn is not None}
-    decisions = [(step, _decide(step, request, known)) for step in matched.steps]
-    checks = [decision.check for _, decision in decisions]
-    checks += [Check(index, "missing", "dropped") for index in matched.dropped]
-    checks.sort(key=lambda check: check.index)
+    known = _Thoughts(matched)
+    decisions = [_decide(step, request, known) for step in matched.steps]
+    checks = [check for check, _ in decisions]
+    if matched.dropped:
+        checks += [Check(place, "missing", "dropped") for place in matched.dropped]
+        checks.sort(key=lambda check: check.at)
     if mode == "off":
-        checks = [_unrepaired(check) for check in checks]
         if any(step.restored is not None for step in matched.steps):
-            return Repaired(request.messages, tuple(range(len(request.messages))), tuple(checks))
+            places = tuple(range(len(request.messages)))
+            return Repaired(request.messages, places, tuple(map(_unrepaired, checks)))
+        decisions = [
+            (check, message if check.verdict == "exact" else step.message)
+            for step, (check, message) in zip(matched.steps, decisions, strict=True)
+        ]
+        checks = [_unrepaired(check) for check in checks]
     pending = iter(decisions)
-    placed: list[tuple[int, Message]] = []
-
     left_out = {step.index for step in matched.steps if step.restored == "dropped"}
-    for index, message in matched.messages:
-        if message.role == "assistant" or index in left_out:
-            step, decision = next(pending)
-            as_sent = decision.message is None or (mode == "off" and decision.check.verdict != "exact")
-            placed.append((index, step.message if as_sent or decision.message is None else decision.message))
-        if message.role != "assistant":
-            placed.append((index, message))
-    messages = tuple(message for _, message in placed)
-    return Repaired(messages, tuple(index for index, _ in placed), tuple(checks))
+    messages: list[Message] = []
+    indices: list[int] = []
+    for index, message in zip(matched.indices, matched.messages, strict=True):
+        is_turn = message.role == "assistant"
+        if is_turn or index in left_out:
+            messages.append(next(pending)[1])
+            indices.append(index)
+        if not is_turn:
+            messages.append(message)
+            indices.append(index)
+    return Repaired(tuple(messages), tuple(indices), tuple(checks))
 
 
-def _decide(step: Step, request: ChatRequest, known: dict[str, int]) -> Decision:
-    if step.turn is not None:
-        return _of_known(step, step.turn, request, known)
-    return _of_unknown(step, known)
+class _Thoughts:
+    """The thinking of the known turns of a history, put in a table when it is first asked for."""
+
+    def __init__(self, matched: Matched) -> None:
+        self._matched = matched
+
+    @cached_property
+    def turns(self) -> dict[str, int]:
+        """Turn by its thinking."""
+        return {thinking(step.turn.message): step.turn.id for step in self._matched.steps if step.turn is not None}
 
 
-def _of_known(step: Step, turn: KnownTurn, request: ChatRequest, known: dict[str, int]) -> Decision:
-    message = replace(
-        step.message,
-        content=turn.message.content,
-        reasoning=turn.message.reasoning,
-        recorded_ids=turn.ids if turn.start == request.start else None,
-        recorded_start=turn.start,
-    )
+def _decide(step: Step, request: ChatRequest, known: _Thoughts) -> tuple[Check, Message]:
+    """The verdict on a turn and the message to put in its place."""
+    turn = step.turn
+    if turn is None:
+        return _of_unknown(step, known)
+    message = _as_recorded(step.message, turn) if turn.start == request.start else _as_text(step.message, turn)
     if not request.thinking and turn.start == "think":
-        return Decision(Check(step.index, "missing", "thinking_off"), message)
+        return Check(step.index, "missing", "thinking_off"), message
     reason = step.restored or _wrong_with(step, turn, known)
     if reason is None:
-        return Decision(Check(step.index, "exact"), message)
-    return Decision(Check(step.index, "repaired", reason), message)
+        return Check(step.index, "exact"), message
+    return Check(step.index, "repaired", reason), message
 
 
-def _wrong_with(step: Step, turn: KnownTurn, known: dict[str, int]) -> Reason | None:
+def _as_recorded(sent: Message, turn: KnownTurn) -> Message:
+    """The turn by its ids, with the call ids that the client's results answer."""
+    recorded = turn.replayed
+    calls = sent.tool_calls
+    if len(calls) == len(recorded.tool_calls) and all(map(_same_id, calls, recorded.tool_calls)):
+        return recorded
+    return replace(recorded, tool_calls=sent.tool_calls)
+
+
+def _same_id(first: ToolCall, second: ToolCall) -> bool:
+    return first.id == second.id
+
+
+def _as_text(sent: Message, turn: KnownTurn) -> Message:
+    return replace(turn.message, tool_calls=sent.tool_calls)
+
+
+def _wrong_with(step: Step, turn: KnownTurn, known: _Thoughts) -> Reason | None:
     """What is wrong with the thinking that was sent for a known turn."""
     sent, real = thinking(step.message), thinking(turn.message)
     if sent == real:
@@ -98,31 +118,31 @@ def _wrong_with(step: Step, turn: KnownTurn, known: dict[str, int]) -> Reason | 
         return "filler"
     if sent == (turn_text(step.message.content) or "").strip():
         return "copied"
-    if known.get(sent, turn.id) != turn.id:
+    if known.turns.get(sent, turn.id) != turn.id:
         return "duplicated"
     if real and real in sent:
         return "padded"
     return "truncated" if sent in real else "foreign"
 
 
-def _of_unknown(step: Step, known: dict[str, int]) -> Decision:
+def _of_unknown(step: Step, known: _Thoughts) -> tuple[Check, Message]:
     """A turn that is not in the record: what it says is kept, what is certainly not its thinking is taken out."""
     sent = thinking(step.message)
     unsure: Reason = "ambiguous" if step.ambiguous else "unknown"
     without = replace(step.message, reasoning=None)
     if step.edited is not None:
         if sent and not is_filler(sent):
-            return Decision(Check(step.index, "foreign", "edited"), None)
+            return Check(step.index, "foreign", "edited"), step.message
         if thinking(step.edited.message):
             restored = replace(step.message, reasoning=step.edited.message.reasoning)
-            return Decision(Check(step.index, "repaired", "edited"), restored)
+            return Check(step.index, "repaired", "edited"), restored
     if not sent:
-        return Decision(Check(step.index, "missing", unsure), None)
+        return Check(step.index, "missing", unsure), step.message
     if is_filler(sent):
-        return Decision(Check(step.index, "missing", "filler"), without)
-    if len(sent) >= DISTINCTIVE_CHARS and sent in known:
-        return Decision(Check(step.index, "missing", "duplicated"), without)
-    return Decision(Check(step.index, "foreign", unsure), None)
+        return Check(step.index, "missing", "filler"), without
+    if len(sent) >= DISTINCTIVE_CHARS and sent in known.turns:
+        return Check(step.index, "missing", "duplicated"), without
+    return Check(step.index, "foreign", unsure), step.message
 
 
 def _unrepaired(check: Check) -> Check:
@@ -130,7 +150,7 @@ def _unrepaired(check: Check) -> Check:
     if check.verdict != "repaired":
         return check
     absent = check.reason in ("absent", "filler", "dropped", "copied", "duplicated")
-    return replace(check, verdict="missing" if absent else "foreign")
+    return check._replace(verdict="missing" if absent else "foreign")
 
 
 def is_filler(text: str) -> bool:
@@ -141,5 +161,12 @@ def is_filler(text: str) -> bool:
 
 
 def refused(checks: Sequence[Check]) -> list[Check]:
-    """The checks that strict mode refuses: everything but what is as generated, or is left out by request."""
-    return [check for check in checks if check.verdict != "exact" and check.reason != "thinking_off"]
+    """The checks that strict mode refuses: all but what is as generated, is left out by request, or was perhaps meant
+    to be left out (a client that compacts its history drops turns)."""
+    return [
+        check
+        for check in checks
+        if check.verdict != "exact"
+        and check.reason != "thinking_off"
+        and (check.verdict, check.reason) != ("missing", "dropped")
+    ]

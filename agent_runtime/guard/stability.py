@@ -69,8 +69,11 @@ def extension(tip: Tip, request: ChatRequest, indices: Sequence[int], parts: Seq
     history = _history_len(tip)
     same = 0
     common = 0
+    has_pictures = any(isinstance(message.content, tuple) for message in request.messages)
     for old, new in zip(tip.parts[:history], parts, strict=False):
-        if not _equal(old.ids, new.ids) or _pictures(tip.request, old) != _pictures(request, new):
+        if old.ids is not new.ids and not _equal(old.ids, new.ids):
+            break
+        if has_pictures and _pictures(tip.request, old) != _pictures(request, new):
             break
         common += len(old.ids)
         same += 1
@@ -85,12 +88,14 @@ def extension(tip: Tip, request: ChatRequest, indices: Sequence[int], parts: Seq
 
 def _history_len(tip: Tip) -> int:
     """Parts up to the last message; then come instructions for one turn and the generation prompt."""
-    places = [place for place, part in enumerate(tip.parts) if part.message is not None]
-    return places[-1] + 1 if places else len(tip.parts)
+    for place in range(len(tip.parts), 0, -1):
+        if tip.parts[place - 1].message is not None:
+            return place
+    return len(tip.parts)
 
 
 def _equal(old: Sequence[int], new: Sequence[int]) -> bool:
-    return old is new or (len(old) == len(new) and list(old) == list(new))
+    return old == new or (len(old) == len(new) and list(old) == list(new))
 
 
 def _pictures(request: ChatRequest | None, part: EncodedPart) -> tuple[bytes, ...]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 Verdict: TypeAlias = Literal["exact", "repaired", "missing", "foreign", "new"]
 Reason: TypeAlias = Literal[
@@ -35,18 +35,17 @@ EXPLAINED: Mapping[Reason, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """One assistant turn: its place in the messages received, and what was found about it."""
 
-    index: int
+    at: int
     verdict: Literal["exact", "repaired", "missing", "foreign"]
     reason: Reason | None = None
 
     @property
     def text(self) -> str:
         """The finding as a sentence about the message."""
-        return f"messages[{self.index}]: {EXPLAINED[self.reason] if self.reason else 'as it was generated'}"
+        return f"messages[{self.at}]: {EXPLAINED[self.reason] if self.reason else 'as it was generated'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,7 @@ class Replay:
         odd = list(self.odd())
         if odd:
             facts["turns"] = [
-                {"index": check.index, "verdict": check.verdict, "reason": check.reason} for check in odd[:MAX_SHOWN]
+                {"index": check.at, "verdict": check.verdict, "reason": check.reason} for check in odd[:MAX_SHOWN]
             ]
         if self.extension.holds is not None:
             facts["prefix"] = self.extension.facts()

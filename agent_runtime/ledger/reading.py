@@ -23,7 +23,7 @@ _CACHED_BYTES = 64 * 1024 * 1024
 
 _TURNS = (
     "SELECT turns.id, steps.session, sessions.name, steps.parent, turns.keys, turns.message, turns.start, turns.ids, "
-    "turns.whole, steps.prompt_tokens, turns.step, turns.choice, turns.created_ms, turns.facts "
+    "turns.whole, steps.prompt_tokens, turns.put_back, turns.step, turns.choice, turns.created_ms, turns.facts "
     "FROM turns JOIN steps ON steps.id = turns.step JOIN sessions ON sessions.id = steps.session "
 )
 
@@ -207,8 +207,8 @@ def known_turns(db: sqlite3.Connection, max_turns: int) -> list[KnownTurn]:
 
 
 def _turn_record(row: tuple[Any, ...]) -> TurnRecord:
-    number, session, name, parent, keys, message, start, ids, whole, prompt_tokens = row[:10]
-    step, choice, created_ms, facts = row[10:]
+    number, session, name, parent, keys, message, start, ids, whole, prompt_tokens, put_back = row[:11]
+    step, choice, created_ms, facts = row[11:]
     output = tuple(unpacked(zlib.decompress(ids)))
     turn = KnownTurn(
         id=number,
@@ -220,5 +220,6 @@ def _turn_record(row: tuple[Any, ...]) -> TurnRecord:
         start=cast("Channel", start),
         ids=output if whole else None,
         prompt_tokens=prompt_tokens,
+        put_back=bool(put_back),
     )
     return TurnRecord(turn, step, choice, created_ms, output, json.loads(facts))

@@ -6,7 +6,7 @@ import logging
 import os
 import sqlite3
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,9 +14,9 @@ from typing import Self
 from agent_runtime.errors import LedgerError
 from agent_runtime.ledger.deltas import delta, packed
 from agent_runtime.ledger.reading import StepValues, digest, known_turns
-from agent_runtime.ledger.records import StepRecord, TurnRecord, keys_bytes, message_bytes
+from agent_runtime.ledger.records import StepRecord, TurnRecord, keys_bytes, keys_from, message_bytes
 from agent_runtime.ledger.schema import migrate
-from agent_runtime.ledger.turns import KnownTurn
+from agent_runtime.ledger.turns import KnownTurn, TurnKeys
 
 logger = logging.getLogger(__name__)
 
@@ -119,10 +119,10 @@ class Ledger:
     def _append_turn(self, record: TurnRecord) -> None:
         turn = record.turn
         self._db.execute(
-            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 turn.id, record.step, record.choice, record.created_ms, turn.start, message_bytes(turn.message),
-                zlib.compress(packed(record.ids)), turn.ids is not None, keys_bytes(turn.keys),
+                zlib.compress(packed(record.ids)), turn.ids is not None, keys_bytes(turn.keys), turn.put_back,
                 json.dumps(record.facts),
             ),
         )  # fmt: skip
@@ -148,6 +148,11 @@ class Ledger:
     def known_turns(self, max_turns: int) -> list[KnownTurn]:
         """The latest turns, oldest first, for the index in memory."""
         return known_turns(self._db, max_turns)
+
+    def older_keys(self, turns: int) -> Iterator[TurnKeys]:
+        """Places of all but the latest turns."""
+        rows = self._db.execute("SELECT keys FROM turns ORDER BY id DESC LIMIT -1 OFFSET ?", (turns,))
+        return (keys_from(row[0]) for row in rows)
 
     def forget(self, session: int) -> None:
         """Delete a session with all its steps and turns; the space is overwritten."""

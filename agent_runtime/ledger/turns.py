@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from threading import RLock
 from types import MappingProxyType
 
@@ -31,7 +32,7 @@ class TurnKeys:
     tools: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KnownTurn:
     """One turn as it was generated and delivered.
 
@@ -39,7 +40,8 @@ class KnownTurn:
     ``parent`` is the turn before it in its history, None for a first turn and where that one was not known. ``ids``
     are the output ids, from right after the generation prompt to the end-of-message id inclusive; None for a turn
     that was cut or not delivered whole, which can only be rendered from its text. ``prompt_tokens`` are those of the
-    prompt it was generated from, ``start`` is the channel that prompt had left open.
+    prompt it was generated from, ``start`` is the channel that prompt had left open. ``put_back`` says that the
+    client had left out the turn before it, and it was put back.
     """
 
     id: int
@@ -51,8 +53,14 @@ class KnownTurn:
     start: Channel
     ids: tuple[int, ...] | None
     prompt_tokens: int
+    put_back: bool = False
 
-    @property
+    @cached_property
+    def replayed(self) -> Message:
+        """The message that is encoded as the very ids; as its text when it has none that may be replayed."""
+        return replace(self.message, recorded_ids=self.ids, recorded_start=self.start)
+
+    @cached_property
     def cost(self) -> int:
         """What it counts against the bound, in tokens; text and keys are counted as tokens too."""
         calls = sum(len(call.arguments) for call in self.message.tool_calls)
