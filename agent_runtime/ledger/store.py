@@ -155,7 +155,9 @@ class Ledger:
         return (keys_from(row[0]) for row in rows)
 
     def forget(self, session: int) -> None:
-        """Delete a session with all its steps and turns; the space is overwritten."""
+        """Delete a session with all its steps and turns; the space is overwritten. Raises LedgerError for none such."""
+        if self._db.execute("SELECT 1 FROM sessions WHERE id = ?", (session,)).fetchone() is None:
+            raise LedgerError(f"ledger {self.path} has no session {session}; `sessions` lists those it has")
         self._db.execute("BEGIN IMMEDIATE")
         steps = "SELECT id FROM steps WHERE session = ?"
         self._db.execute(f"DELETE FROM turns WHERE step IN ({steps})", (session,))
@@ -163,9 +165,8 @@ class Ledger:
         self._db.execute("DELETE FROM sessions WHERE id = ?", (session,))
         self._db.execute("COMMIT")
         self._values.clear()
-        # Rows that come back from it are the pages given back to the file system.
-        self._db.execute("PRAGMA incremental_vacuum").fetchall()
-        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        # A script, because this statement gives back one page each time it is stepped, and only a script goes on.
+        self._db.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);")
 
     def keep_bounds(self, now_ms: int) -> list[int]:
         """Forget sessions that are too old, then the oldest until the size fits. Returns the forgotten ones.
