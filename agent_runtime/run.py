@@ -78,12 +78,21 @@ class Run:
             if known.prompt_tokens is not None:
                 usage = Usage(known.prompt_tokens, known.completion_tokens or 0, known.cached_tokens)
                 self._usage = self._usage.plus(usage)
-        self._summary_tokens = 0
+        self._other_tokens = 0  # computed for summaries and by sub-agents
         self._overflows = 0
         self._interrupted = False
         self._timer: asyncio.Timeout | None = None
         self._text = ""
         self._form: OutputForm | None = None
+
+    def add_usage(self, usage: RunUsage) -> None:
+        """Count what a sub-agent used."""
+        self._usage = RunUsage(
+            self._usage.prompt_tokens + usage.prompt_tokens,
+            self._usage.cached_tokens + usage.cached_tokens,
+            self._usage.completion_tokens + usage.completion_tokens,
+        )
+        self._other_tokens += usage.extend_tokens + usage.completion_tokens
 
     def interrupt(self, *, now: bool) -> None:
         """End the run after the current step, or at once."""
@@ -171,7 +180,10 @@ class Run:
         self._usage = self._usage.plus(turn.usage)
         if turn.usage is not None:
             self._parts.meter.calibrate(generated.sent, self._parts.tools, turn.usage.prompt_tokens)
-        self._parts.meter.observe(generated.sent, turn)
+        if generated.window == self._parts.history.window.number:
+            self._parts.meter.observe(generated.sent, turn)
+        else:
+            self._parts.meter.reset()  # compressed meanwhile: the report is about another prompt
 
     def _complete(self, number: int, outcome: StepOutcome) -> RunStatus | None:
         made = record(number, outcome)
@@ -192,7 +204,7 @@ class Run:
         if self._calls_left() == 0:
             return RunStatus.TOOL_BUDGET
         budget = self._limits.token_budget
-        spent = self._summary_tokens + sum(record.spent_tokens for record in self._records)
+        spent = self._other_tokens + sum(record.spent_tokens for record in self._records)
         return RunStatus.TOKEN_BUDGET if budget is not None and spent >= budget else None
 
     def _after_answer(self, outcome: StepOutcome) -> RunStatus | None:
@@ -254,7 +266,7 @@ class Run:
     def _count_summary(self, finished: CompressionFinished | None) -> None:
         for usage in () if finished is None else finished.summary_usage:
             self._usage = self._usage.plus(usage)
-            self._summary_tokens += (usage.extend_tokens or usage.prompt_tokens) + usage.completion_tokens
+            self._other_tokens += (usage.extend_tokens or usage.prompt_tokens) + usage.completion_tokens
 
     def _emit(self, event: Event) -> None:
         self._parts.emit(event)
