@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -167,7 +167,8 @@ class Run:
             {position: call.result for position, call in enumerate(known) if call.result is not None},
             frozenset(position for position, call in enumerate(known) if call.started),
         )
-        allowance = self._calls_left()
+        left = self._calls_left()
+        allowance = None if left is None else max(0, left - len(before.started))
         tools = await answer_calls(self._step, turn, allowance=allowance, before=before)
         outcome = StepOutcome(Generated(turn, ()), tools)
         self._text = turn.content
@@ -189,7 +190,8 @@ class Run:
         made = record(number, outcome)
         self._records.append(made)
         status = self._ending(outcome)
-        facts = {name: value for name, value in asdict(made).items() if name != "tools"}
+        facts = asdict(replace(made, tools=()))
+        del facts["tools"]  # they are in the log already
         self._parts.history.step_ends(facts, self._before_s + time.monotonic() - self._started, status)
         self._parts.emit(StepFinished(made))
         return status
@@ -225,11 +227,9 @@ class Run:
         parts = self._parts
         wanted = self._form.response_format if self._form is not None and self._form.asked else None
         window = None if parts.compressor is None else parts.compressor.settings.window_tokens
-        context = None
-        if window is not None and parts.compressor is not None:
-            context = parts.compressor.context_tokens()
+        most = None if window is None else parts.meter.bound(parts.history.conversation.messages, parts.tools)
         return CallOptions(
-            max_output_tokens=clamp_output(None, context, window),
+            max_output_tokens=clamp_output(None, most, window),
             response_format=wanted,
             session=parts.history.session,
         )
