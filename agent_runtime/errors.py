@@ -7,12 +7,18 @@ AgentRuntimeError
 │   ├── EngineRejected          it refused this request: a retry gives the same answer
 │   ├── EngineAborted           it ended the request early, on our word or its own
 │   └── EngineProtocolError     its answer does not follow /generate: a version mismatch or a bug
+├── AgentBusy                   a conversation has one run at a time
+├── LedgerError                 a ledger that cannot be opened, read or written
 └── SettingsError               a settings file that cannot be used
 """
 
 
 class AgentRuntimeError(Exception):
     """Root of every error this package raises on purpose."""
+
+
+class AgentBusy(AgentRuntimeError, RuntimeError):
+    """The agent is in the middle of a run."""
 
 
 class EngineError(AgentRuntimeError):
@@ -46,3 +52,7 @@ class EngineProtocolError(EngineError):
 
 class SettingsError(AgentRuntimeError):
     """A settings file is missing, not JSON, or holds a wrong value; the message names the key."""
+
+
+class LedgerError(AgentRuntimeError):
+    """A ledger cannot be opened, read or written; the message names the file."""

@@ -150,9 +150,9 @@ class History:
         """The run that began last is over."""
         self._store.append({"kind": "end", "status": status})
 
-    def step_ends(self, record: Mapping[str, Any], elapsed_s: float) -> None:
-        """A step is complete."""
-        self._store.append({"kind": "step", "record": dict(record), "elapsed_s": elapsed_s})
+    def step_ends(self, record: Mapping[str, Any], elapsed_s: float, status: str | None) -> None:
+        """A step is complete; with the status of the run, when it ends with this step."""
+        self._store.append({"kind": "step", "record": dict(record), "elapsed_s": elapsed_s, "status": status})
 
     def discarded(self, turn: AssistantTurn, reason: str) -> None:
         """An answer that is not kept; it stays readable in the log."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,8 @@ from agent_runtime.compression.count import ContextMeter, UsageMeter
 from agent_runtime.compression.run import Compressor
 from agent_runtime.compression.trigger import CompressionSettings
 from agent_runtime.conversation import Conversation, Message
-from agent_runtime.events import CompressionFinished, Emit, Event, RunResult
+from agent_runtime.errors import AgentBusy
+from agent_runtime.events import CompressionFinished, Emit, Event, RunResult, RunUsage
 from agent_runtime.history import History
 from agent_runtime.limits import Limits, Retries
 from agent_runtime.model import ModelClient
@@ -163,6 +163,15 @@ class Agent:
         return self._tools
 
     @property
+    def running(self) -> bool:
+        """Whether a run is going on."""
+        return self._run is not None
+
+    def check_task(self, task: str) -> None:
+        """Raises ConversationError when `run` would refuse the task."""
+        self._history.conversation.check_task(task)
+
+    @property
     def unfinished(self) -> bool:
         """Whether the log holds a run that `proceed` can go on with."""
         return self._recovered is not None
@@ -180,7 +189,7 @@ class Agent:
             ChatError: a model call failed. The history stays valid, and `run` may be called again.
             asyncio.CancelledError: the caller was cancelled; calls that were running have a result that says
             so.
-            RuntimeError: the agent is already running.
+            AgentBusy: the agent is already running.
         """
         self._refuse_second_run()
         self._history.conversation.check_task(task)
@@ -196,7 +205,8 @@ class Agent:
         things; the model is then told that it may have taken effect. What was used of the limits counts.
 
         Raises:
-            RuntimeError: there is no such run, or the agent is already running.
+            RuntimeError: there is no such run.
+            AgentBusy: the agent is already running.
             ChatError, asyncio.CancelledError: as `run`.
         """
         self._refuse_second_run()
@@ -216,8 +226,10 @@ class Agent:
             await worker
         finally:
             worker.cancel()
-            with suppress(asyncio.CancelledError):
-                await worker
+            # Not awaited itself: a caller that is cancelled again and again must not cut short how the run ends.
+            await asyncio.wait({worker})
+            if not worker.cancelled():
+                worker.exception()
 
     def interrupt(self, *, now: bool = False) -> None:
         """End the current run with the status `interrupted`: after the current step, or at once.
@@ -242,7 +254,7 @@ class Agent:
 
         Raises:
             ToolDefinitionError: a name is taken.
-            RuntimeError: a run is going on.
+            AgentBusy: a run is going on.
         """
         self._refuse_second_run()
         close_open_calls(self._history)
@@ -265,6 +277,11 @@ class Agent:
             self._client, self._registry, self._tools, history, limits or self._limits, meter, self._options
         )
         return forked
+
+    def add_usage(self, usage: RunUsage) -> None:
+        """Count tokens that a tool used on behalf of the current run, for its usage and its token budget."""
+        if self._run is not None:
+            self._run.add_usage(usage)
 
     async def compress(self, *, on_event: Emit = lambda _: None) -> CompressionFinished:
         """Compress the history now, between runs or while one is going on.
@@ -303,4 +320,4 @@ class Agent:
 
     def _refuse_second_run(self) -> None:
         if self._run is not None:
-            raise RuntimeError("this agent is already running; a conversation has one turn at a time")
+            raise AgentBusy("this agent is already running; a conversation has one turn at a time")

@@ -137,6 +137,7 @@ def _apply(state: Recovered, entry: Entry) -> None:
         facts: dict[str, Any] = {**entry["record"], "faults": tuple(entry["record"]["faults"])}
         state.records.append(StepRecord(**facts, tools=runs))
         state.elapsed_s, state.step_calls, state.turn = entry["elapsed_s"], [], None
+        state.unfinished, state.status = entry["status"] is None, entry["status"]
     elif kind == "started":
         state.calls[entry["call"]].started = True
     elif kind == "refused":

@@ -43,7 +43,6 @@ UPSTREAM: dict[str, str] = {
     "register_radix_cache_backend": "sglang.srt.mem_cache.registry:register_radix_cache_backend",
     "registered_radix_cache_backends": "sglang.srt.mem_cache.registry:registered_radix_cache_backends",
     "create_unified_radix_cache": "sglang.srt.mem_cache.registry:create_unified_radix_cache",
-    "RadixKey": "sglang.srt.mem_cache.radix_cache:RadixKey",
     "zero_match_result": "sglang.srt.mem_cache.base_prefix_cache:zero_match_result",
     "EvictParams": "sglang.srt.mem_cache.base_prefix_cache:EvictParams",
     "ComponentType": "sglang.srt.mem_cache.unified_cache.component_type:ComponentType",
@@ -55,6 +54,8 @@ UPSTREAM: dict[str, str] = {
     "FullComponent": "sglang.srt.mem_cache.unified_cache.components.full:FullComponent",
     "AddReqResult": "sglang.srt.managers.schedule_policy:AddReqResult",
     "get_disagg": "sglang.srt.runtime_context:get_disagg",
+    "host_latents": "sglang.srt.mem_cache.pool_host.mla",
+    "host_states": "sglang.srt.mem_cache.pool_host.mamba",
     "get_exec": "sglang.srt.runtime_context:get_exec",
     # model building blocks
     "RadixAttention": "sglang.srt.layers.radix_attention:RadixAttention",
@@ -143,6 +144,7 @@ HOOK_TARGETS: dict[str, str] = {
         "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.begin_weight_update"
     ),
     "KDAAttnBackend": "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend",
+    "init_host_tier": "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.init_hicache",
     "cuda_host_register": "sglang.srt.mem_cache.pool_host.common._cuda_host_register",
     "prefill_admission": "sglang.srt.managers.schedule_policy.PrefillAdder._select_prefill_admission",
     "prefill_continuation": "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",

@@ -163,6 +163,7 @@ def _own_model_unpacks_itself(original: Callable[..., Any], model_config: Any, *
 
 def _register_cpu_backends() -> None:
     from k3_sglang.backends.host_memory import keep_host_memory_pageable
+    from k3_sglang.backends.host_tier import provide_copies
     from k3_sglang.backends.kda_cpu import KDACpuBackend
     from k3_sglang.backends.mla_cpu import MLACpuBackend
 
@@ -171,6 +172,7 @@ def _register_cpu_backends() -> None:
     compat.HookRegistry.register(
         compat.HOOK_TARGETS["cuda_host_register"], _leave_unregistered, compat.HookType.REPLACE
     )
+    compat.HookRegistry.register(compat.HOOK_TARGETS["init_host_tier"], provide_copies, compat.HookType.BEFORE)
     compat.add_attention_backend_choices([ATTENTION_BACKEND])
     compat.register_attention_backend(ATTENTION_BACKEND)(MLACpuBackend)
 

@@ -111,8 +111,10 @@ class OutputIds:
         return value or 0
 
     def _cache(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A list of one object; later events of an incremental stream have an empty list."""
         told = fields.get(CACHE_FACTS)
-        return cast("Mapping[str, Any]", told) if isinstance(told, Mapping) else {}
+        objects = cast("list[Any]", told) if isinstance(told, list) else []
+        return cast("Mapping[str, Any]", objects[-1]) if objects and isinstance(objects[-1], Mapping) else {}
 
     def _new_ids(self, ids: list[int], total_tokens: Any) -> list[int]:
         if not isinstance(total_tokens, int):

@@ -146,6 +146,10 @@ class ToolRegistry:
         self._tools[made.name] = made
         return made
 
+    def approve_with(self, approve: Approve) -> None:
+        """Ask this hook from now on, in the place of the one before."""
+        self._approve = approve
+
     def register(
         self,
         name: str | None = None,

@@ -125,6 +125,10 @@ class Rules:
         return "\n".join((f"root ::= {root}", *lines))
 
 
+MAX_EXCLUDED_CHARS = 256
+"""Longer words are not told apart from others: each character is a rule, and xgrammar takes seconds for thousands."""
+
+
 def words_except(rules: Rules, words: Iterable[str], alphabet: Ranges) -> str:
     """A rule for non-empty words over `alphabet` that are none of `words`."""
     tree = _Node()
@@ -136,16 +140,19 @@ def words_except(rules: Rules, words: Iterable[str], alphabet: Ranges) -> str:
             node.ends_word = True
     rest = repeat(char_set(alphabet), 0, None)
 
-    def build(node: _Node) -> str:
-        parts = [f"{literal(char)} {build(child)}" for char, child in node.children.items()]
+    # Every node before its children, without recursion: names may be long.
+    nodes = [tree]
+    for node in nodes:
+        nodes += node.children.values()
+    for node in reversed(nodes):
+        parts = [f"{literal(char)} {child.rule}" for char, child in node.children.items()]
         others = without(alphabet, [ord(char) for char in node.children])
         if others:
             parts.append(f"{char_set(others)} {rest}")
         if node is not tree and not node.ends_word:
             parts.append('""')
-        return rules.add("word", choice(parts))
-
-    return build(tree)
+        node.rule = rules.add("word", choice(parts))
+    return tree.rule
 
 
 @dataclass(slots=True)
@@ -154,6 +161,7 @@ class _Node:
 
     children: "dict[str, _Node]" = field(default_factory=lambda: {})
     ends_word: bool = False
+    rule: str = ""
 
 
 def integers(low: int, high: int) -> str:

@@ -147,21 +147,25 @@ def _name_matched_results(messages: list[tuple[int, Message]]) -> list[Message]:
     """
     named: list[Message] = []
     calls: tuple[ToolCall, ...] = ()
-    for is_result, run in groupby(messages, key=lambda entry: entry[1].role == "tool"):
+    by_place = False
+    for is_result, group in groupby(messages, key=lambda entry: entry[1].role == "tool"):
         if is_result:
-            named += _named_run(list(run), calls)
+            run = list(group)
+            # Results without ids are named by their place, as long as all that answer the turn have none.
+            by_place = by_place and not any(message.tool_call_id for _, message in run)
+            named += _named_run(run, calls, by_place=by_place)
             continue
-        for _, message in run:
+        for _, message in group:
             named.append(message)
             if message.role == "assistant":
-                calls = message.tool_calls
+                calls, by_place = message.tool_calls, bool(message.tool_calls)
     return named
 
 
-def _named_run(run: list[tuple[int, Message]], calls: tuple[ToolCall, ...]) -> Iterator[Message]:
+def _named_run(run: list[tuple[int, Message]], calls: tuple[ToolCall, ...], *, by_place: bool) -> Iterator[Message]:
     matches = match_ids([message.tool_call_id for _, message in run], calls)
     for (index, message), match in zip(run, matches, strict=True):
-        if match is None and message.name is None and (message.tool_call_id or not calls):
+        if match is None and message.name is None and not by_place:
             refuse(
                 f"messages[{index}].tool_call_id",
                 "tool_name_unresolvable",

@@ -54,6 +54,8 @@ class MessageParser:
     def __init__(self, image_sizes: Any, images: ImageResolver | None = None, *, strict: bool) -> None:
         self._strict = strict
         self._images = images
+        if image_sizes is not None and not is_list(image_sizes):
+            wrong_type("image_sizes", image_sizes, "a list of [width, height], one for each image part")
         self._sizes: Iterator[Any] = iter(image_sizes or ())
 
     def parse(self, value: Any, index: int) -> Message | None:
@@ -84,7 +86,7 @@ class MessageParser:
             reasoning=_reasoning(value, param) if assistant else None,
             tool_calls=self._tool_calls(value.get("tool_calls"), f"{param}.tool_calls") if assistant else (),
             tool_call_id=optional_text(value, "tool_call_id", param) if role == "tool" else None,
-            name=optional_text(value, "name", param) or (optional_text(value, "tool", param) or None),
+            name=_name(value, role, param),
             tools=tools or None,
             cache_ttl_s=longest_ttl_s((tools_ttl_s, self._ttl_s(value, param))),
         )
@@ -230,6 +232,14 @@ def _check_keys(value: Mapping[str, Any], role: Role, param: str) -> None:
         return
     empty = {key for key in _OTHER_ROLES_KEYS if not value.get(key)}
     refuse_unknown(value, _ROLE_KEYS[role] | empty, param, f"a {role} message")
+
+
+def _name(value: Mapping[str, Any], role: Role, param: str) -> str | None:
+    """The participant's name; on a tool message the tool's, which may also stand under `tool`."""
+    name = optional_text(value, "name", param)
+    if not name and role == "tool":
+        name = optional_text(value, "tool", param)
+    return name or None
 
 
 def _reasoning(value: Mapping[str, Any], param: str) -> str | None:

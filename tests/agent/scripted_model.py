@@ -53,8 +53,8 @@ class ScriptedModel:
 
     script: list[Line]
     seen: list[Seen] = field(default_factory=list[Seen])
-    count: Callable[[Seen], int] | None = None
-    """Prompt tokens to report, with half of them cached; None reports what the script says."""
+    count: Callable[[Seen, AssistantTurn], Usage] | None = None
+    """Counts to report for a call and its answer; None reports what the script says."""
 
     async def complete(
         self,
@@ -78,8 +78,7 @@ class ScriptedModel:
         if answer.content:
             on_delta(ContentDelta(answer.content))
         if self.count is not None:
-            tokens = self.count(seen)
-            answer = replace(answer, usage=Usage(tokens, 10, tokens // 2))
+            answer = replace(answer, usage=self.count(seen, answer))
         return answer
 
     @property

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k3_sglang.chat.grammar import constraint
+from k3_sglang.chat.grammar import constraint, turn_grammar
 from k3_sglang.chat.grammar_rules import Rules, char_set, utf8_ranges, words_except
 from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -151,3 +151,19 @@ def _decodes(text: bytes) -> bool:
     except UnicodeDecodeError as error:
         return error.reason == "unexpected end of data" and error.end == len(text)
     return True
+
+
+@pytest.mark.parametrize("place", ["argument", "answer"])
+def test_a_very_long_name_beside_undeclared_ones_costs_no_grammar(place: str) -> None:
+    name = "n" * (5_000 if place == "answer" else 1_000)
+    schema = {"type": "object", "properties": {name: {"type": "string"}}, "additionalProperties": {"type": "string"}}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    if place == "argument":
+        body |= {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
+        body |= {"tool_choice": "required"}
+    else:
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    request = parse_request(body)
+    grammar = turn_grammar(request, request.start)
+    assert grammar is not None
+    assert len(grammar.loosened) == 1 and "256 characters" in grammar.loosened[0]
