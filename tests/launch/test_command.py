@@ -58,6 +58,9 @@ def test_the_checkpoint_cache_takes_exact_states_where_it_can(checkpoint: Path) 
     assert (exact["radix-cache-backend"], exact["mamba-radix-cache-strategy"]) == ("k3", "no_buffer")
     environment = command.engine_environment(resolved(checkpoint, cache="k3", cut_cost_tokens=77), {})
     assert environment["K3_SGLANG_CUT_COST_TOKENS"] == "77"
+    assert "K3_SGLANG_CHECKPOINTS" not in environment
+    stored = resolved(checkpoint, cache="k3", checkpoint_format="int8", checkpoint_slots=96)
+    assert command.engine_environment(stored, {})["K3_SGLANG_CHECKPOINTS"] == "int8:96"
     for other in ({"page_size": 64, "chunked_prefill_tokens": 256}, {"overlap": "on"}):
         on_grid = flags(resolved(checkpoint, cache="k3", **other))
         assert (on_grid["radix-cache-backend"], on_grid["mamba-radix-cache-strategy"]) == ("k3", "extra_buffer")
