@@ -54,6 +54,7 @@ UPSTREAM: dict[str, str] = {
     "FullComponent": "sglang.srt.mem_cache.unified_cache.components.full:FullComponent",
     "AddReqResult": "sglang.srt.managers.schedule_policy:AddReqResult",
     "get_disagg": "sglang.srt.runtime_context:get_disagg",
+    "MambaSlotAllocator": "sglang.srt.mem_cache.allocator.mamba:MambaSlotAllocator",
     "host_latents": "sglang.srt.mem_cache.pool_host.mla",
     "host_states": "sglang.srt.mem_cache.pool_host.mamba",
     "get_exec": "sglang.srt.runtime_context:get_exec",
