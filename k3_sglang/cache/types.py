@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+INFO = "k3_cache"
+"""Key in the ``meta_info`` of an answer: a list of one object that says what was reused and why not more."""
+
 
 class Role(Enum):
     """Where a checkpoint stands among the others; decides how likely it is to be used again."""
@@ -37,6 +40,25 @@ class Skip(Enum):
     """A hint that cannot be read; the request runs without it."""
 
 
+class Limit(Enum):
+    """What ended a hit: why a request did not reuse more of its prompt."""
+
+    WHOLE = "whole"
+    """Nothing: all but the last token, which has to be computed for the first one of the answer."""
+    NO_KV = "no_kv"
+    """The text that follows was not seen here after this beginning."""
+    NO_STATE = "no_state"
+    """KV goes further, but no state was ever kept deeper on this path: another path left it here."""
+    EVICTED = "evicted"
+    """KV or a state that reached further was dropped to make room."""
+    BOUNDARY = "boundary"
+    """Computed before but not kept: only whole pages can be, and a cut must pay for its pass."""
+    NO_SLOT = "no_slot"
+    """There was a hit, but no free slot to restore its state into."""
+    ASKED = "asked"
+    """The request wants something computed for tokens of its prompt, such as log-probabilities."""
+
+
 @dataclass(slots=True, eq=False)
 class Checkpoint:
     """One checkpoint as the eviction policy sees it. Compared by identity."""
@@ -50,7 +72,7 @@ class Checkpoint:
     children: dict[int, Checkpoint] = field(default_factory=dict[int, "Checkpoint"])
     """The next deeper checkpoints by key, one per path; a dict, because its order is the same in every rank."""
     last_use: float = 0.0
-    """Tick of the last use. May lie ahead when the session is known to wait."""
+    """Tick at which it or a deeper one on its path was used last."""
     session: str | None = None
     """The only session that made or used it; None when unknown or shared."""
     shared: bool = False
@@ -60,12 +82,16 @@ class Checkpoint:
     """The caller named its position as a boundary that others will share."""
     released: bool = False
     """Its session is over."""
+    left: bool = False
+    """Its session went on from elsewhere."""
+    waits: bool = False
+    """Its session announced a long wait."""
     pinned_until_s: float = 0.0
     """Logical time (see :class:`~k3_sglang.cache.policy.CheckpointIndex`) until which it is not evicted."""
+    chance: float = 0.0
+    """log2 of the probability that it is used again, without recency."""
     value: float = 0.0
     """log2 of the expected saving in tokens, without recency."""
-    old: bool = False
-    """In the queue of old checkpoints."""
     version: int = 0
     """Entries of the queues with another version are stale."""
 

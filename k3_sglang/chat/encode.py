@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from k3_sglang.chat.arguments import argument_text, load_arguments, type_name
 from k3_sglang.chat.canonical import canonical_json
@@ -67,23 +68,47 @@ def encode(request: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCache | No
 
 def encode_ids(request: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCache | None = None) -> list[int]:
     """Ids of `render(request)`; raises as that does."""
+    ids: list[int] = []
+    for part in encode_parts(request, tokenizer, cache):
+        ids += part.ids
+    return ids
+
+
+class EncodedPart(NamedTuple):
+    """Ids of one part of a prompt. `message` is its index in the request, None for what is no message."""
+
+    message: int | None
+    ids: Sequence[int]
+
+
+def encode_parts(request: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCache | None = None) -> list[EncodedPart]:
+    """Ids of `render(request)` part by part, in the order of the prompt; raises as that does."""
     if cache is None:
-        return tokenizer.encode_segments(render(request))
+        return [EncodedPart(index, tokenizer.encode_segments(made)) for index, _, made in _parts(request)]
     try:
         parts = list(_parts(request))
-        ids: list[int] = []
-        for (key, segments), known in zip(parts, cache.find(key for key, _ in parts), strict=True):
+        encoded: list[EncodedPart] = []
+        for (index, key, segments), known in zip(parts, cache.find(key for _, key, _ in parts), strict=True):
             if known is None:
-                made = tokenizer.encode_segments(segments)
-                ids += made
-                if key is not None:
-                    cache.keep(key, made)
+                ids = tokenizer.encode_segments(segments)
+                encoded.append(EncodedPart(index, ids if key is None else cache.keep(key, ids)))
             else:
-                ids += known
-        return ids
+                encoded.append(EncodedPart(index, known))
+        return encoded
     except ChatRequestError:
         render(request)  # meets the errors in their order
         raise
+
+
+def tokens_behind(message: Message, position: int, tokenizer: K3Tokenizer) -> int:
+    """Tokens of a message behind one part of its content: the parts that follow, and the message's end.
+
+    Of messages other than the assistant's; every part is tokenised on its own.
+    """
+    content = message.content
+    if message.role == "assistant" or not isinstance(content, tuple):
+        raise ValueError(f"a {message.role} message with content {type(content).__name__} has no such part")
+    return len(tokenizer.encode_segments((*_content("content", content[position + 1 :]), *_end_message())))
 
 
 def render(request: ChatRequest) -> list[Segment]:
@@ -92,11 +117,12 @@ def render(request: ChatRequest) -> list[Segment]:
     Raises ChatRequestError for arguments that are not a JSON object, tool results no tool can be named for,
     and images of unknown size.
     """
-    return [segment for _, segments in _parts(request) for segment in segments]
+    return [segment for _, _, segments in _parts(request) for segment in segments]
 
 
-# A part of a prompt: a key that determines its ids, None if it is short or is made of recorded ids, and its segments.
-_Part = tuple[Hashable | None, Iterable[Segment]]
+# A part of a prompt: the index of its message, if it is one; a key that determines its ids, None if it is short or is
+# made of recorded ids; and its segments.
+_Part = tuple[int | None, Hashable | None, Iterable[Segment]]
 
 
 def _parts(request: ChatRequest) -> Iterator[_Part]:
@@ -106,12 +132,12 @@ def _parts(request: ChatRequest) -> Iterator[_Part]:
         yield _system("thinking-effort", _EFFORT.format(request.effort))
     for index, message, result in name_results(request.messages):
         if message.role == "system" and message.tools:
-            yield _system("tool-declare", _NEW_TOOLS.format(canonical_json(list(message.tools))))
+            yield _system("tool-declare", _NEW_TOOLS.format(canonical_json(list(message.tools))), index)
         else:
-            yield _key(message, result, request.thinking), _message(index, message, result, request.thinking)
+            yield index, _key(message, result, request.thinking), _message(index, message, result, request.thinking)
     yield from _one_shot(request)
     if request.add_generation_prompt:
-        yield None, (*_open("message", role="assistant"), *_open(request.start))
+        yield None, None, (*_open("message", role="assistant"), *_open(request.start))
 
 
 def _key(message: Message, result: NamedResult | None, thinking: bool) -> Hashable | None:
@@ -186,8 +212,9 @@ def _call(param: str, call: ToolCall, index: int) -> Iterator[Segment]:
     yield from _close("call")
 
 
-# What is rendered is remembered only up to this many characters, to bound the memory.
-_SHORT_ARGUMENTS = 2048
+# What is rendered is remembered only up to this many characters, to bound the memory: segments take up to a hundred
+# times the space of their text.
+_SHORT_ARGUMENTS = 512
 _SHORT_ATTRIBUTES = 256
 
 
@@ -204,7 +231,7 @@ def _arguments(arguments: str) -> list[Segment]:
     return segments
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def _short_arguments(arguments: str) -> tuple[Segment, ...]:
     return tuple(_arguments(arguments))
 
@@ -233,8 +260,8 @@ def _image(param: str, part: ImagePart) -> Segment:
     return Segment(text, True, image=part)
 
 
-def _system(kind: str, text: str) -> _Part:
-    return (kind, text), (*_open("message", role="system", type=kind), Segment(text), *_end_message())
+def _system(kind: str, text: str, message: int | None = None) -> _Part:
+    return message, (kind, text), (*_open("message", role="system", type=kind), Segment(text), *_end_message())
 
 
 def _open(tag: str, **attributes: str) -> tuple[Segment, ...]:
