@@ -130,9 +130,7 @@ class LightCache:
         fork = kv_hit if kv_hit > hit else 0
         while start < req.prompt_len:
             limit = min(start + longest, req.prompt_len)
-            wanted = [
-                Wanted(p, Reason.HEAD if p == hints.head_len else Reason.BOUNDARY) for p in hints.cuts(start, limit)
-            ]
+            wanted = hints.wanted(start, limit)
             if start < fork < limit:
                 wanted.append(Wanted(fork, Reason.FORK))
             start = next_end(start, limit, wanted, self.placement)[0] if wanted else limit
