@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from k3_sglang.cache.keys import NodeKey, insert_without_copies
 from k3_sglang.compat import ComponentType, FullComponent
 
 
@@ -14,6 +15,17 @@ class JointKVComponent(FullComponent):
     A leaf without a state is dead weight: a request that matched it would compute it again. Among leaves with a state
     the one with the least expected saving per token of KV goes first.
     """
+
+    def __init__(self, cache: Any, params: Any) -> None:
+        super().__init__(cache, params)
+        cache.insert = insert_without_copies(cache.insert)
+
+    def commit_insert_component_data(
+        self, node: Any, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
+    ) -> None:
+        super().commit_insert_component_data(node, is_new_leaf, params, result, cache_actions)
+        if is_new_leaf:
+            node.key = NodeKey.of(node.key)
 
     def _ensure_eviction_strategy(self) -> None:
         self.session_ref_eviction_strategy = self._joint_order
