@@ -114,6 +114,7 @@ UPSTREAM: dict[str, str] = {
     "ReqToTokenPool": "sglang.srt.mem_cache.memory_pool:ReqToTokenPool",
     "TokenToKVPoolAllocator": "sglang.srt.mem_cache.allocator:TokenToKVPoolAllocator",
     "PagedTokenToKVPoolAllocator": "sglang.srt.mem_cache.allocator:PagedTokenToKVPoolAllocator",
+    "RadixKey": "sglang.srt.mem_cache.radix_cache:RadixKey",
     "MatchPrefixParams": "sglang.srt.mem_cache.base_prefix_cache:MatchPrefixParams",
     "InsertParams": "sglang.srt.mem_cache.base_prefix_cache:InsertParams",
     "CacheInitParams": "sglang.srt.mem_cache.cache_init_params:CacheInitParams",
