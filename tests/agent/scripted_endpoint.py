@@ -75,6 +75,9 @@ class Endpoint:
     def __init__(self, script: Sequence[Reply], url: str) -> None:
         self.base_url = url
         self.requests: list[JSON] = []
+        self.abandoned: list[JSON] = []
+        """What was said about the cache."""
+        self.has_cache = True
         self.disconnected = threading.Event()
         """Set when a client went away during a reply that hangs."""
         self._script = list(script)
@@ -88,6 +91,10 @@ class Endpoint:
         if reply.status != 200:
             return JSONResponse(reply.body, reply.status, reply.headers)
         return _Stream(reply, self.disconnected)
+
+    async def abandon(self, request: Request) -> Response:
+        self.abandoned.append(await request.json())
+        return JSONResponse({"object": "k3.cache.abandon", "ranks": []}, 200 if self.has_cache else 409)
 
     async def models(self, _: Request) -> Response:
         model = {"id": "scripted", "object": "model", "created": 0, "owned_by": "tests"}
@@ -148,6 +155,7 @@ def serve(*script: Reply) -> Iterator[Endpoint]:
         routes=[
             Route("/v1/chat/completions", endpoint.chat, methods=["POST"]),
             Route("/v1/models", endpoint.models),
+            Route("/v1/k3/cache/abandon", endpoint.abandon, methods=["POST"]),
         ]
     )
     config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=2)
