@@ -53,6 +53,7 @@ UPSTREAM: dict[str, str] = {
     "MambaComponent": "sglang.srt.mem_cache.unified_cache.components.mamba:MambaComponent",
     "FullComponent": "sglang.srt.mem_cache.unified_cache.components.full:FullComponent",
     "AddReqResult": "sglang.srt.managers.schedule_policy:AddReqResult",
+    "mamba_checkpoint_grid": "sglang.srt.runtime_context:mamba_checkpoint_grid",
     "get_disagg": "sglang.srt.runtime_context:get_disagg",
     "MambaSlotAllocator": "sglang.srt.mem_cache.allocator.mamba:MambaSlotAllocator",
     "host_latents": "sglang.srt.mem_cache.pool_host.mla",
