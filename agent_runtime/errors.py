@@ -8,6 +8,7 @@ AgentRuntimeError
 │   ├── EngineAborted           it ended the request early, on our word or its own
 │   └── EngineProtocolError     its answer does not follow /generate: a version mismatch or a bug
 ├── AgentBusy                   a conversation has one run at a time
+├── LedgerError                 a ledger that cannot be opened, read or written
 └── SettingsError               a settings file that cannot be used
 """
 
@@ -51,3 +52,7 @@ class EngineProtocolError(EngineError):
 
 class SettingsError(AgentRuntimeError):
     """A settings file is missing, not JSON, or holds a wrong value; the message names the key."""
+
+
+class LedgerError(AgentRuntimeError):
+    """A ledger cannot be opened, read or written; the message names the file."""

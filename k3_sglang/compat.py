@@ -158,6 +158,7 @@ HOOK_TARGETS: dict[str, str] = {
         "sglang.srt.managers.scheduler_components.output_streamer."
         "SchedulerOutputStreamer.is_request_level_customized_info_key"
     ),
+    "on_idle": "sglang.srt.managers.scheduler.Scheduler.on_idle",
     "control_message": "sglang.srt.managers.scheduler.Scheduler.handle_dumper_control",
     "http_server_setup": "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
     "runner_ready": "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends",

@@ -112,9 +112,9 @@ class OutputIds:
 
     def _cache(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """A list of one object; later events of an incremental stream have an empty list."""
-        told: Any = fields.get(CACHE_FACTS)
-        last: Any = cast("list[Any]", told)[-1] if isinstance(told, list) and told else None
-        return cast("Mapping[str, Any]", last) if isinstance(last, Mapping) else {}
+        told = fields.get(CACHE_FACTS)
+        objects = cast("list[Any]", told) if isinstance(told, list) else []
+        return cast("Mapping[str, Any]", objects[-1]) if objects and isinstance(objects[-1], Mapping) else {}
 
     def _new_ids(self, ids: list[int], total_tokens: Any) -> list[int]:
         if not isinstance(total_tokens, int):

@@ -67,8 +67,8 @@ class SGLangEngine:
         abort ``rid``. The engine aborts by prefix: no rid in flight may be the beginning of another.
         Raises EngineRejected, EngineUnavailable, EngineTimeout, EngineAborted or EngineProtocolError.
         """
-        body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": dict(sampling), "stream": True, "rid": rid}
-        content = await _with_images(body, images) if images else _json_bytes(body)
+        body = generate_body(ids, sampling, rid)
+        content = await _with_images(body, images) if images else json_bytes(body)
         running = True
         self._open_streams.add(rid)
         try:
@@ -158,7 +158,7 @@ class SGLangEngine:
             if body is None:
                 response = await self._client.get(path, timeout=CACHE_TIMEOUT_S)
             else:
-                response = await self._client.post(path, content=_json_bytes(dict(body)), timeout=CACHE_TIMEOUT_S)
+                response = await self._client.post(path, content=json_bytes(dict(body)), timeout=CACHE_TIMEOUT_S)
         except httpx.TransportError as error:
             raise EngineUnavailable(f"the engine did not answer {path}: {error!r}") from error
         if response.status_code in (404, 405, 409):
@@ -192,12 +192,18 @@ class SGLangEngine:
             logger.warning("abort of %s: no answer from the engine within %g s", rid, ABORT_TIMEOUT_S)
 
 
+def generate_body(ids: Sequence[int], sampling: SamplingParams, rid: str) -> dict[str, Any]:
+    """Body of ``/generate`` for a prompt without images."""
+    return {"input_ids": list(ids), "sampling_params": dict(sampling), "stream": True, "rid": rid}
+
+
 async def _with_images(body: dict[str, Any], images: Sequence[EngineImage]) -> bytes:
     """The request as JSON, written on a thread: pictures may have many megabytes."""
-    return await anyio.to_thread.run_sync(_json_bytes, {**body, "image_data": [image.data_url for image in images]})
+    return await anyio.to_thread.run_sync(json_bytes, {**body, "image_data": [image.data_url for image in images]})
 
 
-def _json_bytes(body: dict[str, Any]) -> bytes:
+def json_bytes(body: dict[str, Any]) -> bytes:
+    """A body as it goes over the wire."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 

@@ -10,7 +10,7 @@ from types import FrameType
 import uvicorn
 
 from agent_runtime.engine.sglang import SGLangEngine
-from agent_runtime.errors import SettingsError
+from agent_runtime.errors import LedgerError, SettingsError
 from agent_runtime.gateway.app import create_app
 from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.errors import VocabularyError
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = GatewaySettings.from_file(options.settings)
         tokenizer = K3Tokenizer.from_dir(settings.tokenizer_dir)
         app = create_app(settings, _engine(settings), tokenizer)
-    except (SettingsError, VocabularyError) as error:
+    except (SettingsError, LedgerError, VocabularyError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return USAGE_ERROR
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")

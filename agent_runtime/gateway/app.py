@@ -22,8 +22,8 @@ from agent_runtime.gateway.cache_routes import CacheRoutes
 from agent_runtime.gateway.errors import ApiError, internal_error
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Gateway, prepare
+from agent_runtime.gateway.record import Record
 from agent_runtime.gateway.settings import GatewaySettings
-from agent_runtime.ledger.recorded import RecordedTurns
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
@@ -41,10 +41,10 @@ class _Endpoints:
     async def chat_completions(self, request: Request) -> ASGIApp:
         """POST /v1/chat/completions."""
         try:
-            body, size = await read_json_object(request, self._gateway.settings.max_body_bytes)
+            body, raw = await read_json_object(request, self._gateway.settings.max_body_bytes)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return Answer(self._gateway, await prepare(body, size, request.headers, self._gateway))
+        return Answer(self._gateway, await prepare(body, raw, request.headers, self._gateway))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: the model and its aliases."""
@@ -74,6 +74,12 @@ class _Endpoints:
             "max_output_tokens": min(settings.max_output_tokens, settings.context_len),
         }
 
+    async def replay(self, request: Request) -> Response:
+        """GET /v1/k3/replay: what was found about histories since the start."""
+        record = self._gateway.record
+        known = {"known_turns": len(record.index), "known_tokens": record.index.tokens}
+        return JSONResponse({**record.guard.counters.snapshot(), **known})
+
     async def health(self, request: Request) -> Response:
         """GET /health: whether the engine answers; with ``?deep=1`` whether it generates."""
         deep = request.query_params.get("deep", "0") not in ("0", "false", "")
@@ -85,13 +91,13 @@ class _Endpoints:
 def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer) -> Starlette:
     """The application. It owns ``engine`` from here on and closes it when the server shuts down.
 
-    Raises SettingsError when the settings about images cannot be used.
+    Raises SettingsError when the settings about images cannot be used, LedgerError when the ledger cannot.
     """
     images = ImageInput(settings)
-    recorded = RecordedTurns(settings.recorded_tokens, settings.recorded_turns)
+    record = Record(settings)
     encoded = EncodeCache(settings.encoded_tokens)
     cache = CacheLink(engine)
-    gateway = Gateway(settings, engine, tokenizer, recorded, images, encoded, cache)
+    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache)
     endpoints = _Endpoints(gateway)
 
     @asynccontextmanager
@@ -103,19 +109,21 @@ def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer
             tasks.cancel_scope.cancel()
         await images.aclose()
         await engine.aclose()
+        record.close()
 
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
+            Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
             Route("/health", endpoints.health, methods=["GET"]),
             *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
         lifespan=lifespan,
     )
-    app.state.recorded = recorded
+    app.state.recorded = record.index
     return app
 
 

@@ -11,8 +11,8 @@ _LENGTH_DIGITS = 20
 """No length needs more; what is sent is counted anyway."""
 
 
-async def read_json_object(request: Request, max_body_bytes: int) -> tuple[dict[str, Any], int]:
-    """The body's object and its size in bytes. Raises ApiError; ClientDisconnect when the client left."""
+async def read_json_object(request: Request, max_body_bytes: int) -> tuple[dict[str, Any], bytes]:
+    """The body's object, and the body as it was received. Raises ApiError; ClientDisconnect when the client left."""
     raw = await _read(request, max_body_bytes)
     try:
         # Decoded here and strictly: json.loads would let UTF-16 and surrogates encoded like characters pass.
@@ -26,7 +26,7 @@ async def read_json_object(request: Request, max_body_bytes: int) -> tuple[dict[
     # Only an escape can put half a surrogate pair into a string, and such a string has no UTF-8 form.
     if b"\\ud" in raw or b"\\uD" in raw:
         _refuse_lone_surrogates(value)
-    return cast("dict[str, Any]", value), len(raw)
+    return cast("dict[str, Any]", value), raw
 
 
 async def _read(request: Request, max_body_bytes: int) -> bytes:

@@ -1,12 +1,12 @@
 """One choice of a completion: output ids in, OpenAI deltas and the delivered message out; no I/O."""
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent_runtime.engine.types import Finish
 from agent_runtime.gateway.stops import StopFinder
+from agent_runtime.ledger.call_ids import new_call_id
 from k3_sglang.chat.events import (
     CallArgumentsDelta,
     CallEnd,
@@ -22,7 +22,6 @@ from k3_sglang.chat.types import Channel, Message, ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 Delta = dict[str, Any]
-CALL_ID_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,8 @@ class Delivered:
     """What a client has got in the end.
 
     ``message`` holds complete calls only. ``ids`` are the output ids when the turn is whole and ``message`` says
-    all of it, so that it may be replayed from them; else None. ``warnings`` are the parser's codes.
+    all of it, so that it may be replayed from them; else None. ``output_ids`` are all that were generated.
+    ``warnings`` are the parser's codes.
     ``schema_problems`` says where a whole turn breaks a schema that its grammar could not hold it to.
     """
 
@@ -50,12 +50,8 @@ class Delivered:
     incomplete_calls: tuple[IncompleteCall, ...]
     warnings: tuple[str, ...]
     ids: tuple[int, ...] | None
+    output_ids: tuple[int, ...]
     schema_problems: tuple[str, ...] = ()
-
-
-def new_call_id() -> str:
-    """A call id nobody can guess or repeat; K3's prompt does not contain ids, so any text will do."""
-    return f"call_{secrets.token_hex(CALL_ID_BYTES)}"
 
 
 class Choice:
@@ -165,6 +161,7 @@ class Choice:
             incomplete_calls=incomplete,
             warnings=turn.warnings,
             ids=self._whole_ids() if said_all else None,
+            output_ids=tuple(self._ids),
         )
 
     def _whole_ids(self) -> tuple[int, ...] | None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
 import anyio.to_thread
 
+from agent_runtime.engine.sglang import COLLECT_STREAM_INTERVAL
 from agent_runtime.engine.types import Engine
 from agent_runtime.gateway.cache_fields import SESSION_HEADER, Session, find_session
 from agent_runtime.gateway.cache_hints import cache_hints
@@ -18,11 +20,13 @@ from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.images import Fetched, ImageInput
 from agent_runtime.gateway.options import ChatOptions, parse_options
-from agent_runtime.gateway.prompt import ReplayedPrompt, build_prompt
-from agent_runtime.gateway.sampling import output_budget, sampling_params, without_media
+from agent_runtime.gateway.positions import positions_of
+from agent_runtime.gateway.record import Record, StepNumber
+from agent_runtime.gateway.sampling import for_choice, output_budget, sampling_params, without_media
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import Envelope
-from agent_runtime.ledger.recorded import RecordedTurns
+from agent_runtime.guard.prompt import ReplayedPrompt
+from agent_runtime.guard.verdict import HistoryNotIntact
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.grammar import turn_grammar
@@ -43,7 +47,7 @@ class Gateway:
     settings: GatewaySettings
     engine: Engine
     tokenizer: K3Tokenizer
-    recorded: RecordedTurns
+    record: Record
     images: ImageInput
     encoded: EncodeCache
     cache: CacheLink
@@ -51,14 +55,20 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One accepted completion. ``session`` is the client's name for the conversation."""
+    """One accepted completion.
+
+    ``sampling`` and ``rids`` have one entry for each choice: what the engine is asked beside the ids. ``session`` is
+    the client's name for the conversation; ``step`` its number on record.
+    """
 
     request: ChatRequest
     options: ChatOptions
     replayed: ReplayedPrompt
-    sampling: dict[str, Any]
+    sampling: tuple[dict[str, Any], ...]
+    rids: tuple[str, ...]
     envelope: Envelope
     session: Session | None
+    step: StepNumber
 
     @property
     def n(self) -> int:
@@ -73,14 +83,14 @@ class Job:
         return headers
 
 
-async def prepare(body: dict[str, Any], body_bytes: int, headers: Mapping[str, str], gateway: Gateway) -> Job:
-    """Check and encode a request, once its images are there. Raises ApiError."""
+async def prepare(body: dict[str, Any], raw: bytes, headers: Mapping[str, str], gateway: Gateway) -> Job:
+    """Check and encode a request, once its images are there. ``raw`` is the body as received. Raises ApiError."""
     options = _checked_options(body, gateway.settings)
     sources = list(image_sources(body))
     with _refusals():
         fetched = await gateway.images.fetch(sources)
-    encode = partial(_encode, body, options, headers, fetched, gateway)
-    if body_bytes <= INLINE_BODY_BYTES and not sources:
+    encode = partial(_encode, body, raw, options, headers, fetched, gateway)
+    if len(raw) <= INLINE_BODY_BYTES and not sources:
         return encode()
     return await anyio.to_thread.run_sync(encode)
 
@@ -99,13 +109,19 @@ def _checked_options(body: dict[str, Any], settings: GatewaySettings) -> ChatOpt
 
 
 def _encode(
-    body: dict[str, Any], options: ChatOptions, headers: Mapping[str, str], fetched: Fetched, gateway: Gateway
+    body: dict[str, Any],
+    raw: bytes,
+    options: ChatOptions,
+    headers: Mapping[str, str],
+    fetched: Fetched,
+    gateway: Gateway,
 ) -> Job:
     """Runs long for long histories and for images; touches no event loop."""
     settings = gateway.settings
+    session = find_session(headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
     with _refusals():
         request = parse_request(body, images=gateway.images.request_images(fetched))
-        replayed = build_prompt(request, gateway.tokenizer, gateway.recorded, gateway.encoded)
+        replayed = gateway.record.guard.build(request, _scope(session), gateway.tokenizer, gateway.encoded)
         grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
     budget = output_budget(options, settings, replayed.prompt_tokens)
     sampling = sampling_params(options, settings, gateway.tokenizer, budget)
@@ -113,10 +129,10 @@ def _encode(
         sampling = {**sampling, **grammar.constraint()}  # a grammar has no place for ids of images
     elif gateway.images.media is not None:
         sampling = without_media(sampling, gateway.tokenizer)
-    session = find_session(headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
     hinted = settings.cache_hints and gateway.cache.active
     if hinted:
-        hints = cache_hints(replayed.positions, replayed.prompt_tokens, session, options.cache, time.time())
+        found = positions_of(replayed.request, replayed.parts, replayed.images, gateway.tokenizer)
+        hints = cache_hints(found, replayed.prompt_tokens, session, options.cache, time.time())
         sampling = {**sampling, "custom_params": hints}
     envelope = Envelope(
         f"chatcmpl-{secrets.token_hex(16)}",
@@ -127,31 +143,57 @@ def _encode(
         session.id if session is not None else None,
         hinted,
     )
+    choices = tuple(_for_engine(sampling, options, index) for index in range(options.n or 1))
+    # Ids of equal length: the engine aborts every request whose id begins with the one named.
+    rids = tuple(uuid4().hex for _ in choices)
+    asked = [{"rid": rid, "sampling_params": params} for rid, params in zip(rids, choices, strict=True)]
     return Job(
         request=request,
         options=options,
         replayed=replayed,
-        sampling=sampling,
+        sampling=choices,
+        rids=rids,
         envelope=envelope,
         session=session,
+        step=gateway.record.step(replayed, raw, asked),
     )
 
 
-def text_prompt(body: dict[str, Any], gateway: Gateway) -> ReplayedPrompt:
-    """The prompt of the prompt-shaping fields of a body without images. Raises ApiError; runs long."""
+def _scope(session: Session | None) -> str:
+    """The name under which the guard looks for a history. A person has many conversations, so `user` names none."""
+    return "" if session is None or session.source == "user" else session.id
+
+
+def history_ids(body: dict[str, Any], gateway: Gateway) -> list[int]:
+    """Ids of the messages of a body without images, as a request for their next turn would have them.
+
+    Without what is for one turn only. Raises ApiError; runs long.
+    """
     with _refusals():
-        return build_prompt(parse_request(body), gateway.tokenizer, gateway.recorded, gateway.encoded)
+        replayed = gateway.record.guard.look(parse_request(body), "", gateway.tokenizer, gateway.encoded)
+        end = positions_of(replayed.request, replayed.parts, replayed.images, gateway.tokenizer).history_len
+        return list(replayed.prompt.ids[:end])
 
 
 @contextmanager
 def _refusals() -> Generator[None, None, None]:
-    """What the chat format refuses becomes the answer to the client."""
+    """What the chat format or the guard refuses becomes the answer to the client."""
     try:
         yield
     except ChatRequestError as error:
         raise ApiError(400, str(error), code=error.code, param=error.param) from error
+    except HistoryNotIntact as error:
+        param = f"messages[{error.checks[0].at}]"
+        raise ApiError(409, str(error), code="history_not_intact", param=param) from error
     except RecursionError as error:
         raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
+
+
+def _for_engine(sampling: dict[str, Any], options: ChatOptions, index: int) -> dict[str, Any]:
+    params = for_choice(sampling, index)
+    if options.stream or options.stops:
+        return params
+    return {**params, "stream_interval": COLLECT_STREAM_INTERVAL}
 
 
 def _require_model(model: str, settings: GatewaySettings) -> None:

@@ -49,6 +49,23 @@ class Positions:
         return replace(self, head_len=moved(self.head_len), history_len=moved(self.history_len), marks=marks)
 
 
+def positions_of(
+    request: ChatRequest, parts: Sequence[EncodedPart], images: Sequence[EngineImage], tokenizer: K3Tokenizer
+) -> Positions:
+    """Positions of an encoded request, as the engine counts tokens, images expanded.
+
+    ``parts`` are those of the whole prompt: behind the last message come the instructions for one turn, then the
+    opening of the answer.
+    """
+    behind = next((number for number, part in enumerate(reversed(parts)) if part.message is not None), len(parts))
+    ids = [token for part in parts for token in part.ids]
+    history = parts[: len(parts) - behind]
+    history_len = sum(len(part.ids) for part in history)
+    marks = tuple(marks_in(request, history, tokenizer))[-MAX_MARKS:]
+    found = Positions(head_tokens(request, history), history_len, behind > 1, marks)
+    return found.expanded(ids, images, tokenizer.special.media_pad)
+
+
 def head_tokens(part: ChatRequest, encoded: Sequence[EncodedPart]) -> int:
     """Length of what precedes the first message that is not the system's."""
     length = 0

@@ -5,18 +5,15 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
-from agent_runtime.engine.sglang import COLLECT_STREAM_INTERVAL
 from agent_runtime.errors import EngineError, EngineProtocolError
 from agent_runtime.gateway.choice import Choice, Delivered, Delta
 from agent_runtime.gateway.errors import ApiError, from_engine, internal_error
 from agent_runtime.gateway.job import Gateway, Job
-from agent_runtime.gateway.sampling import for_choice
 from agent_runtime.gateway.wire import Usage
 from k3_sglang.chat.contract import contract_problems
 
@@ -76,14 +73,10 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     prompt = job.replayed.prompt
     options = job.options
     choice = Choice(gateway.tokenizer, prompt.start, calls_allowed=job.request.tools_callable, stops=options.stops)
-    sampling = for_choice(job.sampling, index)
-    if not options.stream and not options.stops:
-        sampling = {**sampling, "stream_interval": COLLECT_STREAM_INTERVAL}
-    # Ids of equal length: the engine aborts every request whose id begins with the one named.
-    rid = uuid4().hex
+    rid = job.rids[index]
     finish, cached_tokens = None, 0
     cache: Mapping[str, Any] = {}
-    async with aclosing(gateway.engine.stream(prompt.ids, sampling, rid, job.replayed.images)) as chunks:
+    async with aclosing(gateway.engine.stream(prompt.ids, job.sampling[index], rid, job.replayed.images)) as chunks:
         async for chunk in chunks:
             cached_tokens, cache = chunk.cached_tokens, chunk.cache or cache
             finish = chunk.finish
@@ -98,15 +91,14 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     deltas, delivered = choice.finish(finish)
     for delta in deltas:
         yield NewDelta(index, delta)
-    if delivered.ids is not None:
-        gateway.recorded.record(job.replayed.context, prompt.start, delivered.message, delivered.ids)
+    usage = Usage(
+        job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens, cache
+    )
+    await gateway.record.turn(job.replayed, job.step, index, delivered, usage)
     if job.envelope.loosened and delivered.finish_reason != "length":
         # On a thread: it can take seconds, which every other stream would wait.
         problems = await anyio.to_thread.run_sync(_schema_problems, job, delivered)
         delivered = replace(delivered, schema_problems=problems)
-    usage = Usage(
-        job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens, cache
-    )
     yield ChoiceEnd(index, delivered, usage)
 
 

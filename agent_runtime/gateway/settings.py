@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_runtime.errors import SettingsError
 
 MIB = 1024 * 1024
+GIB = 1024 * MIB
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -69,9 +70,18 @@ class GatewaySettings(BaseModel):
     shutdown_grace_s: Count = 10
     """Whole seconds running requests may go on after SIGTERM or SIGINT before they are aborted."""
 
+    guard: Literal["repair", "strict", "off"] = "repair"
+    """What is done about turns that do not come back as they were generated: put right, refused with 409, or told
+    only."""
     recorded_tokens: Count = 16_000_000
-    """Output tokens kept for exact replay, 4 bytes each."""
+    """Output tokens kept in memory for exact replay, about 16 bytes each with their text."""
     recorded_turns: Count = 100_000
+    ledger: Path | None = None
+    """File that keeps every request and answer, content included. Without it they are in memory only."""
+    ledger_max_bytes: Count = 8 * GIB
+    """Size of the ledger at which the sessions unused for longest are deleted."""
+    ledger_max_age_days: Annotated[float, Field(gt=0)] | None = None
+    """Days after its last use that a session is deleted from the ledger."""
     encoded_tokens: Count = 4_000_000
     """Prompt tokens of messages kept so that a history is not tokenised again: about 15 bytes each, text included."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from agent_runtime.gateway.choice import Delivered, Delta
 from agent_runtime.gateway.errors import ApiError
-from agent_runtime.gateway.prompt import Replay
+from agent_runtime.guard.verdict import Replay
 from k3_sglang.chat.types import Channel, ToolCall
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -96,7 +96,7 @@ class Envelope:
         cache: dict[str, Any] = {**usage.cache, "cached_tokens": usage.cached_tokens, "hinted": self.hinted}
         if self.session is not None:
             cache["session"] = self.session
-        facts: dict[str, Any] = {"replay": {"verdict": self.replay.verdict, **asdict(self.replay)}, "cache": cache}
+        facts: dict[str, Any] = {"replay": self.replay.facts(), "cache": cache}
         if self.loosened:
             facts["loosened"] = [note[:MAX_NOTE_CHARS] for note in self.loosened[:MAX_NOTES]]
         return facts

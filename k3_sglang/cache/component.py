@@ -16,6 +16,7 @@ from k3_sglang.cache.fanout import FanOut, Waiter
 from k3_sglang.cache.hints import HintError, Hints
 from k3_sglang.cache.metrics import Metrics
 from k3_sglang.cache.misses import Misses
+from k3_sglang.cache.naming import declare_named
 from k3_sglang.cache.placement import PlacementSettings, Reason, Wanted, next_end
 from k3_sglang.cache.policy import CheckpointIndex, EvictionSettings
 from k3_sglang.cache.snapshots import Snapshot, Snapshots
@@ -348,7 +349,7 @@ class CheckpointComponent(MambaComponent):
             self.misses.state_made(node.id)
         self._inserted_key = node.id
         if notes is not None:
-            index.declare_named(node.id, notes.hints.named, self.cut_grid)
+            declare_named(index, node.id, notes.hints.named, self.cut_grid)
 
     def commit_hicache_transfer(self, node: Any, phase: Any, transfers: Any = (), **further: Any) -> None:
         super().commit_hicache_transfer(node, phase, transfers, **further)

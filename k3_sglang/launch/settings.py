@@ -57,7 +57,7 @@ class LaunchSettings(BaseModel):
         "auto", description="prepare the next step while one runs; auto: on a GPU only"
     )
     cache: Literal["k3", "sglang"] = Field(
-        "sglang", description="who decides which prefixes stay reusable: our checkpoint cache, or SGLang's own"
+        "k3", description="who decides which prefixes stay reusable: our checkpoint cache, or SGLang's own"
     )
     cut_cost_tokens: Count | None = Field(
         None, description="cache k3: prompt tokens one more prefill step is worth; a cut that saves less is not made"

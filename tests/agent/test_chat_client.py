@@ -58,7 +58,7 @@ async def test_thinking_text_and_usage_are_gathered() -> None:
     assert deltas == [ReasoningDelta("let me "), ReasoningDelta("see"), ContentDelta("Hel"), ContentDelta("lo")]
 
 
-async def test_names_and_arguments_split_over_interleaved_deltas_are_put_together_by_index() -> None:
+async def test_case16_names_and_arguments_split_over_interleaved_deltas_are_put_together_by_index() -> None:
     deltas: list[Delta] = []
     reply = Reply(
         [
@@ -102,7 +102,7 @@ async def test_a_call_cut_before_its_name_is_dropped() -> None:
     assert [call.name for call in turn.tool_calls] == ["f"] and turn.finish_reason == "length"
 
 
-async def test_thinking_in_the_newer_dialect_is_not_lost() -> None:
+async def test_b52_thinking_in_the_newer_dialect_is_not_lost() -> None:
     assert (await ask(Reply([{"reasoning": "hm"}, {"content": "x"}]))).reasoning == "hm"
 
 
@@ -170,7 +170,8 @@ def refusal(status: int, code: str | None = None) -> Reply:
         (refusal(400), RequestRefused, "answered 400: the words"),
         (refusal(400, "context_length_exceeded"), ContextOverflow, "answered 400: the words"),
         (refusal(404), RequestRefused, "answered 404: the words"),
-        (refusal(429), RequestRefused, "answered 429: the words"),
+        (refusal(429), EndpointFailed, "answered 429: the words"),
+        (refusal(408), EndpointFailed, "answered 408: the words"),
         (refusal(500), EndpointFailed, "answered 500: the words"),
         (refusal(503), EndpointFailed, "answered 503: the words"),
         (Reply(status=400, body={"message": "flat"}), RequestRefused, "flat"),
@@ -187,6 +188,16 @@ async def test_an_error_status_becomes_a_typed_error_with_the_servers_words(
                 await client.complete(HELLO)
     assert type(caught.value) is kind
     assert len(endpoint.requests) == 1, "a request that reached the endpoint is never repeated"
+
+
+@pytest.mark.parametrize(("said", "seconds"), [("7", 7.0), ("0.5", 0.5), ("soon", None), ("-1", None), ("inf", None)])
+async def test_how_long_a_busy_endpoint_asks_to_wait_is_kept(said: str, seconds: float | None) -> None:
+    busy = Reply(status=429, body={"error": {"message": "busy"}}, headers={"retry-after": said})
+    with serve(busy) as endpoint:
+        async with ChatClient(endpoint.base_url, timeouts=QUICK) as client:
+            with pytest.raises(EndpointFailed) as caught:
+                await client.complete(HELLO)
+    assert caught.value.retry_after_s == seconds
 
 
 @pytest.mark.parametrize(

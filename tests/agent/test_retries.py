@@ -59,7 +59,7 @@ def test_what_is_wrong_with_an_answer_is_recognised(answer: AssistantTurn, fault
     assert find_fault(answer, ("look",)) is fault
 
 
-async def test_case_9_an_answer_that_landed_in_the_thinking_is_asked_for_once_more() -> None:
+async def test_case09_an_answer_that_landed_in_the_thinking_is_asked_for_once_more() -> None:
     """sglang#33995: the whole answer in reasoning, no content, finish stop: 127 of 700."""
     result, model, agent = await ran(turn("", reasoning="The answer is 4."), turn("4"))
     assert result.text == "4" and result.steps[0].attempts == 2 and result.steps[0].faults == ("empty",)
@@ -69,13 +69,13 @@ async def test_case_9_an_answer_that_landed_in_the_thinking_is_asked_for_once_mo
     assert discarded[0]["message"]["reasoning_content"] == "The answer is 4.", "the log still has it"
 
 
-async def test_case_9_an_answer_that_stays_empty_is_never_returned_as_success() -> None:
+async def test_case09_an_answer_that_stays_empty_is_never_returned_as_success() -> None:
     result, model, agent = await ran(turn("", reasoning="The answer is 4."))
     assert result.status is RunStatus.EMPTY_ANSWER and not result.completed and len(model.seen) == 2
     assert agent.conversation.messages[-1].reasoning == "The answer is 4.", "what came stays in the history"
 
 
-async def test_case_10_a_cut_inside_thinking_is_truncated_and_not_visible_text() -> None:
+async def test_case10_a_cut_inside_thinking_is_truncated_and_not_visible_text() -> None:
     """vllm#50258: thinking cut at the limit was returned as content."""
     result, model, agent = await ran(turn("", reasoning="half a thou", finish="length"))
     assert result.status is RunStatus.TRUNCATED and result.text == "" and len(model.seen) == 1
@@ -83,7 +83,7 @@ async def test_case_10_a_cut_inside_thinking_is_truncated_and_not_visible_text()
 
 
 @pytest.mark.parametrize("where", ["reasoning", "content"])
-async def test_case_11_b15_a_call_swallowed_by_the_thinking_is_asked_for_again(where: str) -> None:
+async def test_case11_b15_a_call_swallowed_by_the_thinking_is_asked_for_again(where: str) -> None:
     """vllm#53246: five percent of tool turns lost their call, and the agent stalled."""
     lost = turn(SWALLOWED) if where == "content" else turn("", reasoning=SWALLOWED)
     result, model, agent = await ran(lost, turn("", ("look", "{}")), turn("done"))
@@ -94,7 +94,7 @@ async def test_case_11_b15_a_call_swallowed_by_the_thinking_is_asked_for_again(w
     assert failed.status is RunStatus.MALFORMED_ANSWER, "no silent `tool_calls: []`"
 
 
-async def test_case_12_leaked_markers_are_asked_for_again_and_then_said() -> None:
+async def test_case12_leaked_markers_are_asked_for_again_and_then_said() -> None:
     """vllm#54273: the end-of-message marker came as text."""
     leaked = turn("Done.<|close|>message<|sep|>")
     assert (await ran(leaked, turn("Done.")))[0].text == "Done."
@@ -102,7 +102,7 @@ async def test_case_12_leaked_markers_are_asked_for_again_and_then_said() -> Non
     assert result.completed and result.steps[0].faults == ("leaked_markers",) * 2
 
 
-async def test_case_8_29_b21_thinking_in_the_text_is_asked_for_again_and_then_said() -> None:
+async def test_case08_case29_b21_thinking_in_the_text_is_asked_for_again_and_then_said() -> None:
     """cline#12385, Kimi-K3#45: thought came as content, now and then."""
     thought = turn("The user is asking for a poem. I should write one.", reasoning="")
     result, model, _ = await ran(thought, turn("A poem."))
@@ -111,21 +111,21 @@ async def test_case_8_29_b21_thinking_in_the_text_is_asked_for_again_and_then_sa
     assert result.steps[0].faults == ("thinking_as_text",) * 2
 
 
-async def test_case_29_an_answer_that_cannot_be_parsed_is_asked_for_once_more() -> None:
+async def test_case29_an_answer_that_cannot_be_parsed_is_asked_for_once_more() -> None:
     result, model, _ = await ran(ChatProtocolError("no finish reason"), turn("4"))
     assert result.text == "4" and len(model.seen) == 2
     with pytest.raises(ChatProtocolError):
         await ran(ChatProtocolError("no finish reason"))
 
 
-async def test_case_13_a_call_cut_at_the_limit_is_not_executed() -> None:
+async def test_case13_a_call_cut_at_the_limit_is_not_executed() -> None:
     """sglang#34881: an explicit error item, and the model may try again."""
     cut = turn("", ("look", '{"a": '), finish="length")
     result, model, _ = await ran(cut, turn("ok"))
     assert result.completed and "cut off (finish reason 'length')" in str(model.seen[1].messages[-1].content)
 
 
-async def test_case_31_a_turn_without_a_call_stays_in_the_next_request() -> None:
+async def test_case31_a_turn_without_a_call_stays_in_the_next_request() -> None:
     """mini-swe-agent throws such a turn away before it asks again."""
     model = ScriptedModel([turn("first", reasoning="R1"), turn("second")])
     agent = Agent(model, ToolRegistry())
@@ -180,6 +180,10 @@ async def test_server_errors_are_retried_with_growing_pauses_and_then_raised(mon
     assert pauses == [0.5, 1.0]
     with pytest.raises(EndpointFailed):
         await ran(down, retries=Retries(failures=2, backoff_s=0.5))
+    pauses.clear()
+    busy = EndpointFailed("429", status=429, retry_after_s=3.0)
+    assert (await ran(busy, turn("up"), retries=Retries(backoff_s=0.5)))[0].text == "up" and pauses == [3.0]
+    assert Retries().pause_s(1, 1000.0) == 60.0, "nobody waits for a quarter of an hour"
 
 
 async def test_tokens_of_answers_that_are_not_kept_count_for_the_budget() -> None:
@@ -201,7 +205,7 @@ async def test_b55_a_turn_of_wrong_calls_is_dropped_from_the_retry_when_asked() 
     assert "There is no tool named 'lok'" in str(model.seen[1].messages), "by default the model reads what was wrong"
 
 
-async def test_case_28_the_last_finish_reason_counts_once() -> None:
+async def test_case28_the_last_finish_reason_counts_once() -> None:
     """Vibe-Trading#39: reasons of several chunks were joined to "stopstop"."""
     choice = '{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}'
     twice = f'data: {{"id":"x","object":"chat.completion.chunk","created":0,"model":"m","choices":[{choice}]}}\n\n'
@@ -211,7 +215,7 @@ async def test_case_28_the_last_finish_reason_counts_once() -> None:
     assert result.steps[0].finish_reason == "stop"
 
 
-async def test_case_15_ids_that_repeat_over_turns_do_not_freeze_the_agent() -> None:
+async def test_case15_ids_that_repeat_over_turns_do_not_freeze_the_agent() -> None:
     """sglang#33343: `exec:80` twice after a truncated history, frozen for 60 turns. Also over a compression."""
     model = ScriptedModel([turn("", ("look", "{}")), turn("SUMMARY"), turn("", ("look", "{}")), turn("done")])
     agent = Agent(model, ToolRegistry([look]), limits=Limits(max_steps=1))
@@ -222,7 +226,7 @@ async def test_case_15_ids_that_repeat_over_turns_do_not_freeze_the_agent() -> N
     assert ids[0] == "c0" and len(set(ids)) == 2
 
 
-async def test_case_14_a_long_argument_may_take_its_time_while_the_line_is_held() -> None:
+async def test_case14_b03_a_long_argument_may_take_its_time_while_the_line_is_held() -> None:
     """vllm#50604: 200 KB of arguments after minutes of silence, with keep-alive comments only."""
     long = "x" * 200_000
     body: Any = calls(("say", {"text": long}))
@@ -258,3 +262,17 @@ async def test_deltas_of_an_answer_that_is_not_kept_are_followed_by_a_retry_even
 def test_retries_cannot_be_negative(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=-1"):
         Retries(**{name: -1})
+
+
+async def test_b52_a_turn_of_thinking_alone_goes_back_with_its_thinking() -> None:
+    """OmniRoute#9496: such turns were dropped by gateways, and the next prompt had an empty think channel."""
+    with serve(Reply([{"reasoning_content": "R1"}]), says("ok")) as endpoint:
+        async with ChatClient(endpoint.base_url) as client:
+            agent = Agent(client, ToolRegistry(), limits=Limits(retries=Retries(unusable=0)))
+            assert (await agent.run("a")).status is RunStatus.EMPTY_ANSWER
+            await agent.run("b")
+    assert endpoint.requests[1]["messages"] == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "reasoning_content": "R1"},
+        {"role": "user", "content": "b"},
+    ]

@@ -125,9 +125,9 @@ async def test_the_form_is_asked_for_at_the_end_of_the_history_and_checked() -> 
     result = await Agent(model, ToolRegistry([look])).run("go", output=City)
     assert result.completed and result.output == City(name="Rome", people=3)
     formats = [seen.options.response_format for seen in model.seen]
-    assert formats[:2] == [None, None] and formats[2] == formats[3]
-    assert formats[2] is not None
-    assert formats[2]["json_schema"]["schema"]["required"] == ["name", "people"]
+    wanted = formats[2]
+    assert formats == [None, None, wanted, wanted] and wanted is not None
+    assert wanted["json_schema"]["schema"]["required"] == ["name", "people"]
     for earlier, later in zip(model.seen, model.seen[1:], strict=False):
         assert later.messages[: len(earlier.messages)] == earlier.messages and later.tools == earlier.tools
     assert "people: Field required" in str(model.seen[3].messages[-1].content)
@@ -139,7 +139,7 @@ async def test_an_answer_that_never_gets_the_form_is_no_success() -> None:
     assert result.status is RunStatus.INVALID_OUTPUT and result.output is None and len(model.seen) == 3
 
 
-async def test_case_17_prose_and_calls_of_one_turn_are_one_message() -> None:
+async def test_case17_prose_and_calls_of_one_turn_are_one_message() -> None:
     """local-inference-lab/vllm#395: stored as two messages, the model learns to stop after the prose."""
     model = ScriptedModel([turn("let me look", ("look", "{}")), turn("done")])
     await Agent(model, ToolRegistry([look])).run("go")
@@ -148,7 +148,7 @@ async def test_case_17_prose_and_calls_of_one_turn_are_one_message() -> None:
     assert [m.role for m in model.seen[1].messages] == ["user", "assistant", "tool"]
 
 
-async def test_case_3_no_model_name_decides_whether_thinking_goes_back() -> None:
+async def test_case03_no_model_name_decides_whether_thinking_goes_back() -> None:
     """litellm#26156: thinking was lost for a model that was missing in a table. There is no table here."""
     model = ScriptedModel([turn("", ("look", "{}"), reasoning="R1"), turn("done")])
     await Agent(model, ToolRegistry([look])).run("go")

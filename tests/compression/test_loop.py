@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from agent_runtime.compression.trigger import CompressionSettings
 from agent_runtime.conversation import AssistantTurn, ConversationError, Message, Usage
 from agent_runtime.engine.chat_errors import ContextOverflow, StreamBroken
 from agent_runtime.engine.openai_chat import ChatClient
-from agent_runtime.events import CompressionFinished, CompressionStarted, Event, RunStatus
+from agent_runtime.events import CompressionFinished, CompressionStarted, Event, RunStatus, StepStarted
 from agent_runtime.limits import Limits, Retries
 from agent_runtime.loop import Agent, AgentOptions
 from agent_runtime.replay import replay
@@ -23,6 +24,7 @@ from agent_runtime.tools.recovery import recovery_tools
 from agent_runtime.tools.registry import ToolRegistry, tool
 from k3_sglang.chat.encode import encode_ids
 from k3_sglang.chat.types import ChatRequest
+from k3_sglang.tiny.checkpoint import ensure
 from tests.agent.scripted_endpoint import calls, says, serve
 from tests.agent.scripted_model import Line, ScriptedModel, Seen, is_summary, turn
 from tests.gateway.vocabulary import byte_tokenizer
@@ -108,7 +110,7 @@ async def test_b48_failing_compressions_are_bounded_over_a_long_run() -> None:
     assert result.status is RunStatus.MAX_STEPS and len(model.steps) == 40 and len(model.summaries) == 15
 
 
-async def test_case_27_system_and_tools_above_the_trigger_are_said_once_with_sizes() -> None:
+async def test_case27_system_and_tools_above_the_trigger_are_said_once_with_sizes() -> None:
     """kimi-code#794, kilocode#9763: "still exceeds after 3 attempts", and again at every step."""
     events: list[Event] = []
     model = ScriptedModel([turn("done")])
@@ -121,7 +123,7 @@ async def test_case_27_system_and_tools_above_the_trigger_are_said_once_with_siz
     assert f"next prompt {size} tokens" in told.reason and "trigger 300" in told.reason
 
 
-async def test_case_27_a_compression_that_stays_above_the_trigger_is_not_repeated_at_once() -> None:
+async def test_case27_a_compression_that_stays_above_the_trigger_is_not_repeated_at_once() -> None:
     def plays(seen: Seen) -> AssistantTurn:
         if is_summary(seen):
             return turn("SUMMARY")
@@ -217,7 +219,7 @@ async def test_a_full_window_with_nothing_to_compress_ends_the_run() -> None:
     assert result.status is RunStatus.CONTEXT_FULL and len(model.seen) == 1
 
 
-async def test_case_32_the_output_budget_never_exceeds_the_window() -> None:
+async def test_case32_the_output_budget_never_exceeds_the_window() -> None:
     model = ScriptedModel([turn("", ("look", "{}")), turn("done")])
     meter = EncoderMeter(TOKENIZER)
     agent = Agent(model, ToolRegistry([look]), "s", options=options(4000, 5000), meter=meter)
@@ -319,3 +321,62 @@ async def test_without_compression_nothing_is_summarised() -> None:
     assert (await agent.run("go")).completed and model.summaries == []
     with pytest.raises(RuntimeError, match="without compression"):
         await agent.compress()
+
+
+async def test_a_compression_in_the_middle_of_an_answer_or_a_tool_keeps_the_count_exact() -> None:
+    """The answer belongs to the old prompt and comes into the new window; what was reported about it must not count."""
+
+    @tool(parallel=False)
+    async def shorten() -> str:
+        """Compresses while it runs."""
+        return (await agent.compress()).outcome
+
+    async def plays(seen: Seen) -> AssistantTurn:
+        if is_summary(seen):
+            return turn("SUMMARY")
+        step = len(model.steps)
+        if step == 2:
+            return turn("", ("shorten", "{}"), ("look", "{}"))
+        if step == 4:
+            await agent.compress()
+        return turn("done") if step == 12 else turn("", ("look", f'{{"n": {step}}}'))
+
+    model = ScriptedModel([plays], count=counted)
+    meter, sizes = EncoderMeter(TOKENIZER), list[int | None]()
+    agent = Agent(model, ToolRegistry([look, shorten]), "s", meter=meter)
+
+    def before(event: Event) -> None:
+        if isinstance(event, StepStarted):
+            sizes.append(meter.count(agent.conversation.messages, agent.tools))
+
+    result = await agent.run("go", on_event=before)
+    assert result.completed and len(model.summaries) == 2 and agent.history.window.number == 2
+    assert result.steps[1].tools[0].result.model == "compressed"
+    assert sizes == [sized(seen.messages, seen.tools) for seen in model.steps]
+    assert recover(agent.history.store.entries()).conversation.messages == agent.conversation.messages
+    assert all(made.exact for made in replay(agent.history.store.entries()))
+
+
+async def test_the_program_in_the_documentation_can_be_run(repository: Path) -> None:
+    program = (repository / "docs/compression.md").read_text("utf-8").partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(program, "docs/compression.md", "exec"), names)
+    with serve(says("hello")) as endpoint:
+        async with ChatClient(endpoint.base_url) as client:
+            agent = await names["make"](client, ensure())
+            assert (await agent.run("hi")).text == "hello" and agent.compressor is not None
+            assert agent.compressor.settings.trigger == 300_000
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+async def test_the_endpoint_is_told_which_prefix_died_whether_it_listens_or_not(has_cache: bool) -> None:
+    meter = EncoderMeter(TOKENIZER)
+    with serve(calls(("look", {})), says("done"), says("SUMMARY")) as endpoint:
+        endpoint.has_cache = has_cache
+        async with ChatClient(endpoint.base_url) as client:
+            agent = Agent(client, ToolRegistry([look]), "s", options=AgentOptions(session="mine"), meter=meter)
+            await agent.run("go")
+            assert (await agent.compress()).outcome == "compressed"
+            messages = agent.conversation.messages
+    head = sized(messages[:2], agent.tools)
+    assert endpoint.abandoned == [{"session": "session:mine", "from": head}], "system text, tools and the task live on"

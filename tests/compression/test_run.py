@@ -206,7 +206,7 @@ async def test_a_cancelled_compression_leaves_everything_as_it_was_and_can_be_ma
     assert (await worker.compress()).outcome == "compressed"
 
 
-async def test_callers_at_the_same_time_share_one_compression() -> None:
+async def test_case26_callers_at_the_same_time_share_one_compression() -> None:
     async def slow(seen: Seen) -> AssistantTurn:
         await asyncio.sleep(0)  # lets the others come in
         return turn("SUMMARY")

@@ -100,6 +100,24 @@ def test_two_processes_give_the_references_log_probabilities(
         engine.flush()
 
 
+def test_ranks_keep_and_drop_the_same_checkpoints(engine: Engine, layout: str, prompts: dict[str, Any]) -> None:
+    """More checkpoints than slots, some requests together; every rank chooses for itself."""
+    text = prompts["len200"]["ids"]
+    for start in range(40):
+        engine.generate(text[start : start + 60 + start], 3)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda start: engine.generate(text[start : start + 150], 3), range(12)))
+    engine.wait_idle()
+    checked = engine.cache("check")
+    assert [one["problems"] for one in checked] == [[]] * len(checked)
+    assert len({one["digest"] for one in checked}) == 1
+    assert checked[0]["checkpoints"] > 10
+    if layout.startswith("tp"):
+        assert [one["tp_rank"] for one in checked] == list(range(RANKS))
+    (counted,) = engine.cache("metrics")
+    assert sum(counted["metrics"]["evicted"].values()) > 0
+
+
 def test_ranks_keep_one_set_of_weights_when_one_of_them_finds_a_damaged_expert(
     engine: Engine, layout: str, golden: Path, prompts: dict[str, Any], tmp_path: Path
 ) -> None:

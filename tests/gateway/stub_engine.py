@@ -38,6 +38,8 @@ class StubEngine:
     incremental: bool = False
     ready: bool = True
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    bodies: list[bytes] = field(default_factory=list[bytes])
+    """The same requests as they came over the wire."""
     client_ports: set[int] = field(default_factory=set[int])
     aborts: list[str] = field(default_factory=list[str])
     image_tokens: list[int] = field(default_factory=list[int])
@@ -92,6 +94,7 @@ class StubEngine:
         return Response()
 
     async def _generate(self, request: Request) -> Response:
+        self.bodies.append(await request.body())
         body = await request.json()
         self.requests.append(body)
         assert request.client is not None

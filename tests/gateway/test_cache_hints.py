@@ -17,10 +17,10 @@ from agent_runtime.engine.types import EngineImage
 from agent_runtime.gateway import cache_link
 from agent_runtime.gateway.app import create_app
 from agent_runtime.gateway.cache_fields import Session
-from agent_runtime.gateway.positions import MAX_MARKS, Mark, Positions
-from agent_runtime.gateway.prompt import build_prompt
+from agent_runtime.gateway.positions import MAX_MARKS, Mark, Positions, positions_of
 from agent_runtime.gateway.settings import GatewaySettings
-from agent_runtime.ledger.recorded import RecordedTurns
+from agent_runtime.guard.prompt import HistoryGuard
+from agent_runtime.ledger.turns import TurnIndex
 from k3_sglang.chat.encode import encode
 from k3_sglang.chat.request import ChatRequestError, parse_request
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -56,8 +56,8 @@ def beginning(request: ChatRequest, messages: int, tokenizer: K3Tokenizer) -> tu
 
 def positions(body: dict[str, Any], tokenizer: K3Tokenizer) -> tuple[tuple[int, ...], Positions]:
     """Ids and positions of a body's prompt."""
-    built = build_prompt(parse_request(body), tokenizer, RecordedTurns(1000, 10))
-    return built.prompt.ids, built.positions
+    built = HistoryGuard(TurnIndex(1000, 10)).look(parse_request(body), "", tokenizer)
+    return built.prompt.ids, positions_of(built.request, built.parts, built.images, tokenizer)
 
 
 # --- positions --------------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ async def test_a_tool_session_of_streams(client: AsyncOpenAI, stub: StubEngine, 
     response = await client.chat.completions.with_raw_response.create(
         model=MODEL, messages=messages, tools=[strict], stream=True
     )
-    assert response.headers["x-k3-replay"] == "exact; exact=1; rendered=0"
+    assert response.headers["x-k3-replay"] == "exact; exact=1; repaired=0; missing=0; foreign=0"
     content = [chunk.choices[0].delta.content or "" async for chunk in response.parse() if chunk.choices]
     assert "".join(content) == "Rain."
     before, after = (request["input_ids"] for request in stub.requests)

@@ -1,0 +1,62 @@
+"""Checks the histories of a ledger anew, as if they came in now: does each become the ids that it became then?"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import merge
+
+from agent_runtime.guard.prompt import HistoryGuard
+from agent_runtime.guard.repair import Mode
+from agent_runtime.ledger.reading import LedgerReader
+from agent_runtime.ledger.records import TurnRecord
+from agent_runtime.ledger.replay import Replayed, received, replayed_steps
+from agent_runtime.ledger.turns import TurnIndex
+from k3_sglang.chat.encode_cache import EncodeCache
+from k3_sglang.chat.request import parse_request
+from k3_sglang.chat.tokenizer import K3Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A step made again. ``same`` is None for one with images, whose sizes are not on record."""
+
+    step: int
+    session: int
+    prompt_tokens: int
+    verdict: str
+    same: bool | None
+    first_difference: int | None = None
+
+
+def made_again(
+    reader: LedgerReader, tokenizer: K3Tokenizer, mode: Mode = "repair", max_tokens: int = 16_000_000
+) -> Iterator[Outcome]:
+    """Every step of a ledger from its body alone, with the turns that had been generated before it.
+
+    Raises LedgerError for a damaged step.
+    """
+    guard = HistoryGuard(TurnIndex(max_tokens, 1_000_000), mode)
+    cache = EncodeCache()
+    names = {session.id: session.name for session in reader.sessions()}
+    steps = ((replayed.step.id, replayed) for replayed in replayed_steps(reader))
+    turns = ((record.turn.id, record) for record in reader.turns())
+    for _, event in merge(steps, turns, key=lambda entry: entry[0]):
+        if isinstance(event, TurnRecord):
+            guard.index.add(event.turn)
+        else:
+            yield _outcome(event, names[event.step.session], reader, guard, tokenizer, cache)
+
+
+def _outcome(
+    replayed: Replayed, name: str, reader: LedgerReader, guard: HistoryGuard, tokenizer: K3Tokenizer, cache: EncodeCache
+) -> Outcome:
+    step = replayed.step
+    then = str(step.facts["replay"]["verdict"])
+    if step.facts.get("images"):
+        return Outcome(step.id, step.session, step.prompt_tokens, then, None)
+    built = guard.build(parse_request(received(replayed, reader.path)), name, tokenizer, cache)
+    ids = built.prompt.ids
+    if ids == replayed.ids:
+        return Outcome(step.id, step.session, step.prompt_tokens, then, built.replay.verdict == then)
+    pairs = enumerate(zip(ids, replayed.ids, strict=False))
+    first = next((at for at, (new, old) in pairs if new != old), min(len(ids), len(replayed.ids)))
+    return Outcome(step.id, step.session, step.prompt_tokens, then, False, first)

@@ -1,0 +1,197 @@
+"""The ledger: an append-only SQLite file of every request and every turn, whole after a crash at any point."""
+
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agent_runtime.errors import LedgerError
+from agent_runtime.ledger.deltas import delta, packed
+from agent_runtime.ledger.reading import StepValues, digest, known_turns
+from agent_runtime.ledger.records import StepRecord, TurnRecord, keys_bytes, keys_from, message_bytes
+from agent_runtime.ledger.schema import migrate
+from agent_runtime.ledger.turns import KnownTurn, TurnKeys
+
+logger = logging.getLogger(__name__)
+
+
+class Ledger:
+    """A ledger open for writing. One process writes to a file at a time; any number may read it. Not thread-safe.
+
+    Requests that go on from another store only what is new. Rows are never changed; whole sessions go, oldest use
+    first, when the file is larger than ``max_bytes`` or they were last used more than ``max_age_s`` ago.
+
+    Raises:
+        LedgerError: the file cannot be opened, is in use by another writer, or is from a later version.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int | None = None, max_age_s: float | None = None) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._warned = False
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_file = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise LedgerError(f"cannot open ledger {path}: {error}") from error
+        try:
+            self._db = self._open()
+        except BaseException:
+            os.close(self._lock_file)
+            raise
+        self._values = StepValues(self._db)
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would make it readable for others
+            db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        except BlockingIOError as error:
+            raise LedgerError(f"ledger {self.path} is being written by another process: give each its own") from error
+        except (OSError, sqlite3.Error) as error:
+            raise LedgerError(f"cannot open ledger {self.path}: {error}") from error
+        try:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA secure_delete = ON")
+            migrate(db, str(self.path))
+        except sqlite3.Error as error:
+            db.close()
+            raise LedgerError(f"cannot open ledger {self.path}: {error}") from error
+        except LedgerError:
+            db.close()
+            raise
+        return db
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file and let others write."""
+        self._db.close()
+        os.close(self._lock_file)
+
+    def append(self, records: Sequence[StepRecord | TurnRecord]) -> None:
+        """Add records in one transaction: all of them are there afterwards, or none. Raises sqlite3.Error."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            for record in records:
+                if isinstance(record, StepRecord):
+                    self._append_step(record)
+                else:
+                    self._append_turn(record)
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._values.clear()
+            self._db.execute("ROLLBACK")
+            raise
+
+    def _append_step(self, step: StepRecord) -> None:
+        self._db.execute(
+            "INSERT INTO sessions VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (step.session, step.name, step.created_ms)
+        )
+        base_step, base_turn = self._base(step)
+        base_body, base_ids = self._values.base(base_step, base_turn)
+        ids = packed(step.ids)
+        body_delta, ids_delta = delta(base_body, step.body), delta(base_ids, ids)
+        self._db.execute(
+            "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                step.id, step.session, step.parent, step.created_ms, base_step, base_turn,
+                *body_delta, digest(step.body), *ids_delta, digest(ids), step.prompt_tokens, json.dumps(step.facts),
+            ),
+        )  # fmt: skip
+        self._values.remember(step.id, step.body, ids)
+
+    def _append_turn(self, record: TurnRecord) -> None:
+        turn = record.turn
+        self._db.execute(
+            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                turn.id, record.step, record.choice, record.created_ms, turn.start, message_bytes(turn.message),
+                zlib.compress(packed(record.ids)), turn.ids is not None, keys_bytes(turn.keys), turn.put_back,
+                json.dumps(record.facts),
+            ),
+        )  # fmt: skip
+
+    def _base(self, step: StepRecord) -> tuple[int | None, int | None]:
+        """The step and turn of the same session that a request goes on from; else the session's last step."""
+        if step.parent is not None:
+            row = self._db.execute(
+                "SELECT steps.id FROM turns JOIN steps ON steps.id = turns.step WHERE turns.id = ? AND session = ?",
+                (step.parent, step.session),
+            ).fetchone()
+            if row is not None:
+                return row[0], step.parent
+        (last,) = self._db.execute("SELECT max(id) FROM steps WHERE session = ?", (step.session,)).fetchone()
+        return last, None
+
+    def last_number(self) -> int:
+        """The highest number of a step or turn, 0 in an empty ledger."""
+        (step,) = self._db.execute("SELECT max(id) FROM steps").fetchone()
+        (turn,) = self._db.execute("SELECT max(id) FROM turns").fetchone()
+        return max(step or 0, turn or 0)
+
+    def known_turns(self, max_turns: int) -> list[KnownTurn]:
+        """The latest turns, oldest first, for the index in memory."""
+        return known_turns(self._db, max_turns)
+
+    def older_keys(self, turns: int) -> Iterator[TurnKeys]:
+        """Places of all but the latest turns."""
+        rows = self._db.execute("SELECT keys FROM turns ORDER BY id DESC LIMIT -1 OFFSET ?", (turns,))
+        return (keys_from(row[0]) for row in rows)
+
+    def forget(self, session: int) -> None:
+        """Delete a session with all its steps and turns; the space is overwritten. Raises LedgerError for none such."""
+        if self._db.execute("SELECT 1 FROM sessions WHERE id = ?", (session,)).fetchone() is None:
+            raise LedgerError(f"ledger {self.path} has no session {session}; `sessions` lists those it has")
+        self._db.execute("BEGIN IMMEDIATE")
+        steps = "SELECT id FROM steps WHERE session = ?"
+        self._db.execute(f"DELETE FROM turns WHERE step IN ({steps})", (session,))
+        self._db.execute("DELETE FROM steps WHERE session = ?", (session,))
+        self._db.execute("DELETE FROM sessions WHERE id = ?", (session,))
+        self._db.execute("COMMIT")
+        self._values.clear()
+        # A script, because this statement gives back one page each time it is stepped, and only a script goes on.
+        self._db.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);")
+
+    def keep_bounds(self, now_ms: int) -> list[int]:
+        """Forget sessions that are too old, then the oldest until the size fits. Returns the forgotten ones.
+
+        The session used last stays, whatever its size.
+        """
+        gone: list[int] = []
+        order = self._db.execute(
+            "SELECT session, max(created_ms) FROM steps GROUP BY session ORDER BY max(id)"
+        ).fetchall()
+        for session, used_ms in order[:-1]:
+            too_old = self._max_age_s is not None and used_ms < now_ms - 1000 * self._max_age_s
+            if not too_old and not self._is_too_large():
+                break
+            self.forget(session)
+            gone.append(session)
+        if self._is_too_large() and not self._warned:
+            self._warned = True
+            logger.warning("ledger %s: the session used last is larger than %s bytes", self.path, self._max_bytes)
+        return gone
+
+    def _is_too_large(self) -> bool:
+        if self._max_bytes is None:
+            return False
+        (pages,) = self._db.execute("PRAGMA page_count").fetchone()
+        (free,) = self._db.execute("PRAGMA freelist_count").fetchone()
+        (page_bytes,) = self._db.execute("PRAGMA page_size").fetchone()
+        return (pages - free) * page_bytes > self._max_bytes
