@@ -224,6 +224,8 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "images": resolved.why_text_only is None,
         "allow_image_files": resolved.settings.allow_image_files,
         "allow_image_hosts": resolved.settings.allow_image_hosts,
+        "guard": resolved.settings.guard,
+        "ledger": resolved.settings.ledger,
         "constrained_by_default": resolved.constrain,
         "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
         "shutdown_grace_s": resolved.settings.stop_grace_s,
