@@ -123,17 +123,33 @@ class Conversation:
         """Add a message; calls and results stay paired.
 
         Raises:
+            ConversationError: see `check`.
+        """
+        self.check(message)
+        if message.role == "tool":
+            del self._open[str(message.tool_call_id)]
+        elif message.role == "assistant":
+            self._call_ids.update(call.id for call in message.tool_calls)
+            self._open = {call.id: call for call in message.tool_calls}
+        self._messages.append(message)
+
+    def check(self, message: Message) -> None:
+        """Whether `append` would take the message; nothing is changed.
+
+        Raises:
             ConversationError: a call waits for its result and `message` is none, `message` is a result
                 nobody waits for, a user message is blank, an assistant message is empty or repeats a call
-                id, or the content holds half of a surrogate pair.
+                id, tools are declared by anything but a system message without text, or the content holds
+                half of a surrogate pair.
         """
         _check_sendable(message)
+        if message.tools is not None:
+            _check_declaration(message)
         if message.role == "tool":
             if message.tool_call_id not in self._open:
                 raise ConversationError(
                     f"result for call {message.tool_call_id!r}; calls that wait for one: {list(self._open)}"
                 )
-            del self._open[message.tool_call_id]
         elif self._open:
             raise ConversationError(
                 f"{message.role} message while calls {list(self._open)} wait; append their results first"
@@ -142,7 +158,10 @@ class Conversation:
             self._check_assistant(message)
         elif message.role == "user" and not (message.content and str(message.content).strip()):
             raise ConversationError("blank user message; the model would answer it with a repeated step")
-        self._messages.append(message)
+
+    def check_task(self, text: str) -> None:
+        """Whether `text` can be a user message; raises as `check` does, whatever waits for a result."""
+        Conversation().check(Message(role="user", content=text))
 
     def wire(self) -> list[WireMessage]:
         """The messages as a request carries them."""
@@ -168,8 +187,6 @@ class Conversation:
         ids = [call.id for call in message.tool_calls]
         if len({*ids} - {""}) < len(ids) or self._call_ids.intersection(ids):
             raise ConversationError(f"call ids {ids} are empty or not unique in this conversation")
-        self._call_ids.update(ids)
-        self._open = {call.id: call for call in message.tool_calls}
 
 
 def _check_sendable(message: Message) -> None:
@@ -183,6 +200,14 @@ def _check_sendable(message: Message) -> None:
         ) from error
 
 
+def _check_declaration(message: Message) -> None:
+    if message.role != "system" or message.content is not None or not message.tools:
+        raise ConversationError(
+            f"{message.role} message that declares {len(message.tools or ())} tools; "
+            "a declaration is a system message with at least one tool and without content"
+        )
+
+
 def to_wire(message: Message) -> WireMessage:
     """A message as OpenAI-shaped JSON.
 
@@ -194,6 +219,8 @@ def to_wire(message: Message) -> WireMessage:
     """
     if not (message.content is None or isinstance(message.content, str)):
         raise ConversationError(f"{message.role} message with a list as content; the agent sends plain text only")
+    if message.tools is not None:
+        return {"role": message.role, "tools": list(message.tools)}
     wire: WireMessage = {"role": message.role, "content": message.content}
     if message.role == "assistant":
         wire["content"] = message.content or ""
@@ -213,7 +240,7 @@ def from_wire(wire: WireMessage) -> Message:
     Raises:
         ConversationError: a key is missing, unknown or of the wrong kind.
     """
-    known = {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"}
+    known = {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name", "tools"}
     if wire.get("role") not in ("system", "user", "assistant", "tool") or not known.issuperset(wire):
         raise ConversationError(f"not a saved message: keys {sorted(wire)}; allowed {sorted(known)} and a known role")
     try:
@@ -230,6 +257,7 @@ def from_wire(wire: WireMessage) -> Message:
         tool_calls=calls,
         tool_call_id=wire.get("tool_call_id"),
         name=wire.get("name"),
+        tools=tuple(wire["tools"]) if "tools" in wire else None,
     )
 
 

@@ -8,12 +8,17 @@ AgentRuntimeError
 │   ├── EngineAborted           it ended the request early, on our word or its own
 │   └── EngineProtocolError     its answer does not follow /generate: a version mismatch or a bug
 ├── LedgerError                 a ledger that cannot be opened, read or written
+├── AgentBusy                   a conversation has one run at a time
 └── SettingsError               a settings file that cannot be used
 """
 
 
 class AgentRuntimeError(Exception):
     """Root of every error this package raises on purpose."""
+
+
+class AgentBusy(AgentRuntimeError, RuntimeError):
+    """The agent is in the middle of a run."""
 
 
 class EngineError(AgentRuntimeError):

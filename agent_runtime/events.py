@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from agent_runtime.conversation import CallDelta, ContentDelta, FinishReason, ReasoningDelta, ToolCall
+from pydantic import BaseModel
+
+from agent_runtime.conversation import CallDelta, ContentDelta, FinishReason, ReasoningDelta, ToolCall, Usage
 from agent_runtime.tools.result import ToolResult
 
 
@@ -23,10 +25,17 @@ class RunStatus(StrEnum):
     MAX_STEPS = "max_steps"
     TOKEN_BUDGET = "token_budget"
     TIME_BUDGET = "time_budget"
+    TOOL_BUDGET = "tool_budget"
     REPEATED_CALLS = "repeated_calls"
     """The model kept making the same call with the same result."""
     CONTEXT_FULL = "context_full"
     """The conversation no longer fits into the model's window."""
+    MALFORMED_ANSWER = "malformed_answer"
+    """The model wrote a call where no call can be, again after the retries."""
+    INVALID_OUTPUT = "invalid_output"
+    """The final answer does not follow the wanted form, again after the retries."""
+    INTERRUPTED = "interrupted"
+    """`Agent.interrupt` was called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +61,46 @@ class StepRecord:
     duration_s: float
     finish_reason: FinishReason
     tools: tuple[ToolRun, ...]
+    attempts: int = 1
+    """Model calls it took: one, and one for each failed or unusable answer that was not kept."""
+    wasted_tokens: int = 0
+    """Tokens computed for answers that were not kept."""
+    faults: tuple[str, ...] = ()
+    """What was wrong with the answers, the one that was kept last."""
 
     @property
     def spent_tokens(self) -> int:
-        """Tokens that had to be computed: uncached prompt and answer; a prompt counts whole when unknown."""
-        prompt = self.prompt_tokens if self.extend_tokens is None else self.extend_tokens
-        return (prompt or 0) + (self.completion_tokens or 0)
+        """Tokens that had to be computed, for answers that were not kept too."""
+        return computed_tokens(self.prompt_tokens, self.extend_tokens, self.completion_tokens) + self.wasted_tokens
+
+
+def computed_tokens(prompt: int | None, extend: int | None, completion: int | None) -> int:
+    """Uncached prompt and answer; a prompt counts whole when it is not known how much of it was cached."""
+    return ((prompt if extend is None else extend) or 0) + (completion or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunUsage:
+    """Token counts of a whole run, summaries included; what endpoints did not report counts as 0."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def extend_tokens(self) -> int:
+        """Prompt tokens that had to be computed."""
+        return self.prompt_tokens - self.cached_tokens
+
+    def plus(self, usage: Usage | None) -> RunUsage:
+        """The sum with one more model call."""
+        if usage is None:
+            return self
+        return RunUsage(
+            self.prompt_tokens + usage.prompt_tokens,
+            self.cached_tokens + (usage.cached_tokens or 0),
+            self.completion_tokens + usage.completion_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +111,9 @@ class RunResult:
     text: str
     """Text of the last answer; that of a finished answer only when `status` is COMPLETED."""
     steps: tuple[StepRecord, ...]
+    usage: RunUsage = RunUsage()
+    output: BaseModel | None = None
+    """The answer as the model it was asked for, if one was and `status` is COMPLETED."""
 
     @property
     def completed(self) -> bool:
@@ -105,6 +151,42 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class StepRetried:
+    """An answer failed or was unusable and is asked for again; pieces of it that were reported do not count."""
+
+    step: int
+    attempt: int
+    """Number of the attempt that failed, from 1."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionStarted:
+    """The history is about to be summarised."""
+
+    context_tokens: int | None
+    """Tokens of the next prompt; None when a full window made it necessary and nobody counted."""
+    trigger_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionFinished:
+    """How an attempt to compress the history ended."""
+
+    outcome: str
+    """`compressed`, `nothing` or `failed`."""
+    reason: str
+    """Sizes, and on a failure what went wrong in each call."""
+    calls: int
+    """Model calls that were made."""
+    before_tokens: int | None
+    after_tokens: int | None
+    """Tokens of the next prompt; None when they are known only after the next call."""
+    summary_usage: Sequence[Usage]
+    """Counts of each of those calls; how much of the prefix they reused is in `cached_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     """Last event of a run that ended without an exception."""
 
@@ -112,6 +194,16 @@ class RunFinished:
 
 
 Event: TypeAlias = (
-    StepStarted | ReasoningDelta | ContentDelta | CallDelta | ToolStarted | ToolFinished | StepFinished | RunFinished
+    StepStarted
+    | ReasoningDelta
+    | ContentDelta
+    | CallDelta
+    | ToolStarted
+    | ToolFinished
+    | StepRetried
+    | StepFinished
+    | CompressionStarted
+    | CompressionFinished
+    | RunFinished
 )
 Emit: TypeAlias = Callable[[Event], None]

@@ -1,135 +1,53 @@
-"""The agent loop: `generate` makes a turn, `step` adds tool results, `Agent.run` repeats until an answer."""
+"""The agent: runs steps until an answer, keeps its history in a log, compresses it, and can be stopped and resumed."""
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from agent_runtime.calls import cancelled, run_calls
-from agent_runtime.conversation import AssistantTurn, Conversation, Delta, Message, ToolCall
-from agent_runtime.engine.chat_errors import ContextOverflow
-from agent_runtime.events import (
-    Emit,
-    Event,
-    RunFinished,
-    RunResult,
-    RunStatus,
-    StepFinished,
-    StepRecord,
-    StepStarted,
-    ToolFinished,
-    ToolRun,
-)
-from agent_runtime.repeats import RepeatGuard, RepeatLimits
-from agent_runtime.tools.registry import ToolRegistry
-from agent_runtime.tools.result import ToolResult
+from pydantic import BaseModel
 
-Record = Callable[[Message], None]
+from agent_runtime.compression.count import ContextMeter, UsageMeter
+from agent_runtime.compression.run import Compressor
+from agent_runtime.compression.trigger import CompressionSettings
+from agent_runtime.conversation import Conversation, Message
+from agent_runtime.errors import AgentBusy
+from agent_runtime.events import CompressionFinished, Emit, Event, RunResult
+from agent_runtime.history import History
+from agent_runtime.limits import Limits, Retries
+from agent_runtime.model import ModelClient
+from agent_runtime.resume import Recovered, check_tools, recover
+from agent_runtime.run import Run, RunParts, close_open_calls
+from agent_runtime.runstore import MemoryRunStore, RunStore
+from agent_runtime.step import RECOVERY_TOOL
+from agent_runtime.subagents import running_agent
+from agent_runtime.tools.registry import Tool, ToolRegistry
+from agent_runtime.tracing import span
 
-
-class ModelClient(Protocol):
-    """What the loop needs of a model; `ChatClient` is one."""
-
-    async def complete(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] = ...,
-        *,
-        on_delta: Callable[[Delta], None] = ...,
-    ) -> AssistantTurn:
-        """One complete answer to `messages`; must not modify its arguments."""
-        ...
+__all__ = ["Agent", "AgentOptions", "Limits", "ModelClient", "Retries"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one run. None means no bound."""
+class AgentOptions:
+    """What an agent does beside running steps."""
 
-    max_steps: int = 50
-    token_budget: int | None = None
-    """Tokens that had to be computed (uncached prompt plus answer), summed up and checked after each step."""
-    time_budget_s: float | None = None
-    """Seconds for the whole run; whatever is going on then is cancelled."""
-    repeats: RepeatLimits = RepeatLimits()
-
-    def __post_init__(self) -> None:
-        if self.max_steps < 1:
-            raise ValueError(f"max_steps={self.max_steps}, must be at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What one step produced; all of it has been handed to `record` already."""
-
-    turn: AssistantTurn
-    tools: tuple[ToolRun, ...]
-
-
-async def generate(
-    client: ModelClient,
-    conversation: Conversation,
-    tools: Sequence[Mapping[str, Any]],
-    *,
-    on_delta: Callable[[Delta], None],
-) -> AssistantTurn:
-    """One answer of the model, with call ids that are unique in the conversation. Nothing is modified.
-
-    Raises:
-        ChatError: the model call failed.
-    """
-    turn = await client.complete(conversation.messages, tools, on_delta=on_delta)
-    return replace(turn, tool_calls=_with_unique_ids(turn.tool_calls, conversation.call_ids))
-
-
-async def step(
-    client: ModelClient,
-    registry: ToolRegistry,
-    conversation: Conversation,
-    tools: Sequence[Mapping[str, Any]],
-    *,
-    guard: RepeatGuard,
-    record: Record,
-    emit: Emit,
-) -> StepOutcome:
-    """One answer and the results of its calls.
-
-    Messages go to `record` as soon as they are certain: the whole assistant message before any tool starts,
-    the results when all are there. When the step is cancelled while tools run, every call still gets a
-    result, so that the history never holds a call without one.
-
-    Raises:
-        ChatError: the model call failed; nothing was recorded.
-        asyncio.CancelledError: the caller was cancelled.
-    """
-    turn = await generate(client, conversation, tools, on_delta=emit)
-    if not turn.empty:
-        record(turn.message())
-    results: dict[int, ToolResult] = {}
-
-    def settle(position: int, result: ToolResult) -> None:
-        results[position] = result
-        emit(ToolFinished(turn.tool_calls[position], result))
-
-    try:
-        await run_calls(registry, turn, guard, settle, emit)
-    finally:
-        for position, call in enumerate(turn.tool_calls):
-            if position not in results:
-                settle(position, cancelled(call))
-            record(Message(role="tool", content=results[position].model, tool_call_id=call.id))
-    runs = tuple(ToolRun(call, results[position]) for position, call in enumerate(turn.tool_calls))
-    return StepOutcome(turn, runs)
+    compression: CompressionSettings | None = field(default_factory=CompressionSettings)
+    """When and how the history is compressed; None never compresses it."""
+    attachments: Callable[[], Sequence[str]] = lambda: ()
+    """Texts put behind each summary: what the program knows exactly, such as an open plan."""
+    session: str | None = None
+    """Name of the session for log and endpoint; None makes one."""
 
 
 class Agent:
     """A conversation with a model that has tools.
 
     The system text and the tool declarations are fixed when the agent is made: they open every prompt, and a
-    prompt that changes at its start loses all of its cached prefix.
+    prompt that changes at its start loses all of its cached prefix. Tools that come later are declared at the end of
+    the history (`add_tools`).
     """
 
     def __init__(
@@ -140,48 +58,167 @@ class Agent:
         *,
         limits: Limits | None = None,
         conversation: Conversation | None = None,
+        store: RunStore | None = None,
+        meter: ContextMeter | None = None,
+        options: AgentOptions | None = None,
     ) -> None:
         """
         Args:
             system: the first message; None for none.
             conversation: a history to carry on with instead, for example one that was saved; excludes
                 `system`.
+            store: an empty run log; None keeps the log in memory. `Agent.resume` goes on with one that is not empty.
+            meter: counts the tokens of the next prompt; None takes what the endpoint reports.
         """
         if conversation is not None and system is not None:
             raise ValueError("give either a system text for a new conversation or a conversation to carry on with")
+        store = MemoryRunStore() if store is None else store
+        if store.entries():
+            raise ValueError("the run log is not empty; go on with it by Agent.resume, or give a new one")
+        messages = () if conversation is None else conversation.messages
+        if system is not None:
+            messages = (Message(role="system", content=system),)
+        chosen = options or AgentOptions()
+        tools = registry.schemas()
+        history = History.begin(store, tools, messages, chosen.session)
+        self._assemble(client, registry, tools, history, limits, meter, chosen)
+
+    @classmethod
+    def resume(
+        cls,
+        client: ModelClient,
+        registry: ToolRegistry,
+        store: RunStore,
+        *,
+        limits: Limits | None = None,
+        meter: ContextMeter | None = None,
+        options: AgentOptions | None = None,
+    ) -> Agent:
+        """The agent of a session that is in a log, as it stood when its process ended, however that was.
+
+        `proceed` goes on with a run that was not finished; `run` begins another one.
+
+        Raises:
+            RunLogError: the log cannot be read, or the registry lacks a tool of the session.
+        """
+        state = recover(store.entries())
+        check_tools(state, registry)
+        agent = cls.__new__(cls)
+        agent._assemble(
+            client, registry, state.tools, state.history(store), limits, meter, options or AgentOptions(), state
+        )
+        messages = state.conversation.messages
+        for position, turn in state.answers:
+            agent._meter.observe(messages[:position], turn)
+            if turn.usage is not None:
+                agent._meter.calibrate(messages[:position], state.tools, turn.usage.prompt_tokens)
+        return agent
+
+    def _assemble(
+        self,
+        client: ModelClient,
+        registry: ToolRegistry,
+        tools: Sequence[Mapping[str, Any]],
+        history: History,
+        limits: Limits | None,
+        meter: ContextMeter | None,
+        options: AgentOptions,
+        recovered: Recovered | None = None,
+    ) -> None:
         self._client = client
         self._registry = registry
-        self._tools = registry.schemas()
+        self._tools = tools
+        self._history = history
         self._limits = limits or Limits()
-        self._running = False
-        self.conversation = conversation or Conversation()
-        if system is not None:
-            self.conversation.append(Message(role="system", content=system))
+        self._meter = meter or UsageMeter()
+        self._options = options
+        self._recovered = recovered if recovered is not None and recovered.unfinished else None
+        self._run: Run | None = None
+        self._said: deque[str] = deque()
+        self.compressor: Compressor | None = None
+        if options.compression is not None:
+            self.compressor = Compressor(
+                client,
+                history,
+                self._meter,
+                options.compression,
+                tools=tools,
+                attachments=options.attachments,
+                recovery_tool=RECOVERY_TOOL if registry.get(RECOVERY_TOOL) is not None else None,
+            )
 
-    async def run(self, task: str, *, on_event: Emit = lambda _: None) -> RunResult:
+    @property
+    def history(self) -> History:
+        """The history with its log."""
+        return self._history
+
+    @property
+    def conversation(self) -> Conversation:
+        """What the model sees now; to be read only."""
+        return self._history.conversation
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The declarations that every request carries."""
+        return self._tools
+
+    @property
+    def running(self) -> bool:
+        """Whether a run is going on."""
+        return self._run is not None
+
+    def check_task(self, task: str) -> None:
+        """Raises ConversationError when `run` would refuse the task."""
+        self._history.conversation.check_task(task)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the log holds a run that `proceed` can go on with."""
+        return self._recovered is not None
+
+    async def run(
+        self, task: str, *, output: type[BaseModel] | None = None, on_event: Emit = lambda _: None
+    ) -> RunResult:
         """Give the model a task and go on until it answers without calling a tool, or a limit is reached.
+
+        Args:
+            output: a model the final answer must follow; it is then `RunResult.output`.
 
         Raises:
             ConversationError: `task` is blank.
             ChatError: a model call failed. The history stays valid, and `run` may be called again.
             asyncio.CancelledError: the caller was cancelled; calls that were running have a result that says
             so.
-            RuntimeError: the agent is already running.
+            AgentBusy: the agent is already running.
         """
-        if self._running:
-            raise RuntimeError("this agent is already running; a conversation has one turn at a time")
-        self._running = True
-        try:
-            self._close_open_calls()
-            self.conversation.append(Message(role="user", content=task))
-            return await self._run(on_event)
-        finally:
-            self._running = False
+        self._refuse_second_run()
+        self._history.conversation.check_task(task)
+        close_open_calls(self._history)
+        self._history.run_begins(Message(role="user", content=task))
+        self._recovered = None
+        return await self._supervised(Run(self._parts(on_event), self._limits), output)
 
-    async def run_stream(self, task: str) -> AsyncGenerator[Event, None]:
+    async def proceed(self, *, output: type[BaseModel] | None = None, on_event: Emit = lambda _: None) -> RunResult:
+        """Go on with the run that was not finished when the process of the log ended.
+
+        Results that are in the log are used. A call that was in the middle is made again, unless its tool changes
+        things; the model is then told that it may have taken effect. What was used of the limits counts.
+
+        Raises:
+            RuntimeError: there is no such run.
+            AgentBusy: the agent is already running.
+            ChatError, asyncio.CancelledError: as `run`.
+        """
+        self._refuse_second_run()
+        if self._recovered is None:
+            raise RuntimeError("the log holds no unfinished run; use run()")
+        state, self._recovered = self._recovered, None
+        return await self._supervised(Run(self._parts(on_event), self._limits, state), output)
+
+    async def run_stream(self, task: str, *, output: type[BaseModel] | None = None) -> AsyncGenerator[Event, None]:
         """`run` as a stream of events; `RunFinished` is the last. Leaving the loop early cancels the run."""
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        worker = asyncio.create_task(self.run(task, on_event=events.put_nowait))
+        worker = asyncio.create_task(self.run(task, output=output, on_event=events.put_nowait))
         worker.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -189,90 +226,93 @@ class Agent:
             await worker
         finally:
             worker.cancel()
-            with suppress(asyncio.CancelledError):
-                await worker
+            # Not awaited itself: a caller that is cancelled again and again must not cut short how the run ends.
+            await asyncio.wait({worker})
+            if not worker.cancelled():
+                worker.exception()
 
-    async def _run(self, emit: Emit) -> RunResult:
-        outcomes: list[StepOutcome] = []
-        records: list[StepRecord] = []
-        timer = asyncio.timeout(self._limits.time_budget_s)
+    def interrupt(self, *, now: bool = False) -> None:
+        """End the current run with the status `interrupted`: after the current step, or at once.
+
+        At once means that the stream is closed and running tools are cancelled; the history stays valid. Does nothing
+        when no run is going on. Not thread-safe.
+        """
+        if self._run is not None:
+            self._run.interrupt(now=now)
+
+    def say(self, text: str) -> None:
+        """Tell the model something while it works: a user message at the next step boundary.
+
+        Raises:
+            ConversationError: the text is blank.
+        """
+        self._history.conversation.check_task(text)
+        self._said.append(text)
+
+    def add_tools(self, tools: Iterable[Tool]) -> None:
+        """Declare further tools at the end of the history, where they move no prefix; between runs only.
+
+        Raises:
+            ToolDefinitionError: a name is taken.
+            AgentBusy: a run is going on.
+        """
+        self._refuse_second_run()
+        close_open_calls(self._history)
+        added = [self._registry.add(tool).schema for tool in tools]
+        if added:
+            self._history.append(Message(role="system", tools=tuple(added)))
+
+    def fork(self, *, limits: Limits | None = None, store: RunStore | None = None) -> Agent:
+        """Another agent that begins with this one's history up to its last complete step: it shares that prefix.
+
+        The two do not see each other's later messages. Tools are shared.
+        """
+        messages = list(self.conversation.messages)
+        while messages and Conversation(messages).open_calls:
+            messages.pop()
+        forked = Agent.__new__(Agent)
+        history = History.begin(store or MemoryRunStore(), self._tools, messages)
+        meter = self._meter.fork()
+        forked._assemble(
+            self._client, self._registry, self._tools, history, limits or self._limits, meter, self._options
+        )
+        return forked
+
+    async def compress(self, *, on_event: Emit = lambda _: None) -> CompressionFinished:
+        """Compress the history now, between runs or while one is going on.
+
+        Raises:
+            RuntimeError: the agent was made without compression.
+        """
+        if self.compressor is None:
+            raise RuntimeError("this agent was made without compression; give AgentOptions(compression=...)")
+        return await self.compressor.compress(on_event)
+
+    def _parts(self, emit: Emit) -> RunParts:
+        return RunParts(
+            client=self._client,
+            registry=self._registry,
+            history=self._history,
+            tools=self._tools,
+            meter=self._meter,
+            compressor=self.compressor,
+            said=self._said,
+            emit=emit,
+        )
+
+    async def _supervised(self, run: Run, output: type[BaseModel] | None) -> RunResult:
+        """Run it, one at a time, and make the agent known to the tools it calls."""
+        self._run = run
+        token = running_agent.set(self)
         try:
-            async with timer:
-                status = await self._steps(outcomes, records, emit)
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            status = RunStatus.TIME_BUDGET
-        except ContextOverflow:
-            status = RunStatus.CONTEXT_FULL
-        text = outcomes[-1].turn.content if outcomes else ""
-        result = RunResult(status, text, tuple(records))
-        emit(RunFinished(result))
-        return result
+            with span("agent_run", session=self._history.session) as traced:
+                result = await run.go(output)
+                traced.set(status=result.status, steps=len(result.steps))
+                return result
+        finally:
+            running_agent.reset(token)
+            self._run = None
 
-    async def _steps(self, outcomes: list[StepOutcome], records: list[StepRecord], emit: Emit) -> RunStatus:
-        guard = RepeatGuard(self._limits.repeats)
-        for number in range(1, self._limits.max_steps + 1):
-            emit(StepStarted(number))
-            outcome = await step(
-                self._client,
-                self._registry,
-                self.conversation,
-                self._tools,
-                guard=guard,
-                record=self.conversation.append,
-                emit=emit,
-            )
-            outcomes.append(outcome)
-            records.append(_record(number, outcome))
-            emit(StepFinished(records[-1]))
-            status = self._ending(outcome, records, guard)
-            if status is not None:
-                return status
-        return RunStatus.MAX_STEPS
-
-    def _ending(self, outcome: StepOutcome, records: list[StepRecord], guard: RepeatGuard) -> RunStatus | None:
-        """Why the run ends after this step, or None when it goes on."""
-        turn = outcome.turn
-        if not turn.tool_calls:
-            if turn.finish_reason not in ("stop", "tool_calls"):
-                return RunStatus.TRUNCATED
-            return RunStatus.COMPLETED if turn.content.strip() else RunStatus.EMPTY_ANSWER
-        if guard.exhausted:
-            return RunStatus.REPEATED_CALLS
-        budget = self._limits.token_budget
-        if budget is not None and sum(record.spent_tokens for record in records) >= budget:
-            return RunStatus.TOKEN_BUDGET
-        return None
-
-    def _close_open_calls(self) -> None:
-        """Answer calls that a crash left open in a saved history."""
-        for call in self.conversation.open_calls:
-            result = cancelled(call)
-            self.conversation.append(Message(role="tool", content=result.model, tool_call_id=call.id))
-
-
-def _with_unique_ids(calls: Sequence[ToolCall], taken: frozenset[str]) -> tuple[ToolCall, ...]:
-    """Replace ids that would mix results up: servers that number the calls of a request repeat them."""
-    used = set(taken)
-    unique: list[ToolCall] = []
-    for call in calls:
-        fresh = call if call.id and call.id not in used else replace(call, id=f"call_{uuid.uuid4().hex}")
-        used.add(fresh.id)
-        unique.append(fresh)
-    return tuple(unique)
-
-
-def _record(number: int, outcome: StepOutcome) -> StepRecord:
-    turn, usage = outcome.turn, outcome.turn.usage
-    return StepRecord(
-        step=number,
-        prompt_tokens=usage.prompt_tokens if usage else None,
-        cached_tokens=usage.cached_tokens if usage else None,
-        extend_tokens=usage.extend_tokens if usage else None,
-        completion_tokens=usage.completion_tokens if usage else None,
-        ttft_s=turn.ttft_s,
-        duration_s=turn.duration_s,
-        finish_reason=turn.finish_reason,
-        tools=outcome.tools,
-    )
+    def _refuse_second_run(self) -> None:
+        if self._run is not None:
+            raise AgentBusy("this agent is already running; a conversation has one turn at a time")

@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from agent_runtime.guard.history import Scope
 from agent_runtime.guard.prompt import HistoryGuard
 from agent_runtime.ledger.turns import TurnIndex
 from k3_sglang.chat.encode import encode
@@ -50,7 +51,7 @@ def added_ms(vocabulary: Path, message_tokens: int, repetitions: int = 7) -> tup
     messages = long_history(HISTORY_TOKENS, message_tokens)
     for place, message in enumerate(messages):
         if message.role == "assistant":
-            built = guard.build(ChatRequest(tuple(messages[:place])), "s", tokenizer, cache)
+            built = guard.build(ChatRequest(tuple(messages[:place])), Scope("s"), tokenizer, cache)
             ids = encode(ChatRequest((message,), effort=None, add_generation_prompt=False), tokenizer).ids[8:]
             guard.record(built, place, 1, message, ids, whole=True)
     added: list[float] = []
@@ -59,7 +60,7 @@ def added_ms(vocabulary: Path, message_tokens: int, repetitions: int = 7) -> tup
     for _ in range(repetitions):
         request = ChatRequest(tuple(map(reread, messages)))
         start = time.process_time()
-        built = guard.build(request, "s", tokenizer, cache)
+        built = guard.build(request, Scope("s"), tokenizer, cache)
         whole_s = time.process_time() - start
         assert built.replay.verdict == "repaired"
         tokens = built.prompt_tokens

@@ -53,6 +53,9 @@ UPSTREAM: dict[str, str] = {
     "MambaComponent": "sglang.srt.mem_cache.unified_cache.components.mamba:MambaComponent",
     "FullComponent": "sglang.srt.mem_cache.unified_cache.components.full:FullComponent",
     "AddReqResult": "sglang.srt.managers.schedule_policy:AddReqResult",
+    "get_disagg": "sglang.srt.runtime_context:get_disagg",
+    "host_latents": "sglang.srt.mem_cache.pool_host.mla",
+    "host_states": "sglang.srt.mem_cache.pool_host.mamba",
     "get_exec": "sglang.srt.runtime_context:get_exec",
     # model building blocks
     "RadixAttention": "sglang.srt.layers.radix_attention:RadixAttention",
@@ -86,6 +89,11 @@ UPSTREAM: dict[str, str] = {
     # server
     "ServerStatus": "sglang.srt.managers.tokenizer_manager:ServerStatus",
     "http_server_state": "sglang.srt.entrypoints.http_server:_global_state",
+    "http_app": "sglang.srt.entrypoints.http_server:app",
+    "auth_level": "sglang.srt.utils.auth:auth_level",
+    "AuthLevel": "sglang.srt.utils.auth:AuthLevel",
+    "DumperControlReqInput": "sglang.srt.managers.io_struct:DumperControlReqInput",
+    "DumperControlReqOutput": "sglang.srt.managers.io_struct:DumperControlReqOutput",
     "kill_process_tree": "sglang.srt.utils.common:kill_process_tree",
     # K3's output parsers, for comparison only
     "KimiK3ReasoningDetector": "sglang.srt.parser.reasoning_parser:KimiK3Detector",
@@ -105,6 +113,8 @@ UPSTREAM: dict[str, str] = {
     "ReqToTokenPool": "sglang.srt.mem_cache.memory_pool:ReqToTokenPool",
     "TokenToKVPoolAllocator": "sglang.srt.mem_cache.allocator:TokenToKVPoolAllocator",
     "PagedTokenToKVPoolAllocator": "sglang.srt.mem_cache.allocator:PagedTokenToKVPoolAllocator",
+    "MatchPrefixParams": "sglang.srt.mem_cache.base_prefix_cache:MatchPrefixParams",
+    "InsertParams": "sglang.srt.mem_cache.base_prefix_cache:InsertParams",
     "CacheInitParams": "sglang.srt.mem_cache.cache_init_params:CacheInitParams",
     "UnifiedRadixCache": "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache",
     "ReqKvInfo": "sglang.srt.managers.schedule_batch:ReqKvInfo",
@@ -134,10 +144,20 @@ HOOK_TARGETS: dict[str, str] = {
         "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager.begin_weight_update"
     ),
     "KDAAttnBackend": "sglang.srt.layers.attention.linear.kda_backend.KDAAttnBackend",
+    "init_host_tier": "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.init_hicache",
     "cuda_host_register": "sglang.srt.mem_cache.pool_host.common._cuda_host_register",
     "prefill_admission": "sglang.srt.managers.schedule_policy.PrefillAdder._select_prefill_admission",
     "prefill_continuation": "sglang.srt.managers.schedule_policy.PrefillAdder.add_chunked_req",
     "waiting_order": "sglang.srt.managers.schedule_policy.SchedulePolicy.calc_priority",
+    "run_batch": "sglang.srt.managers.scheduler.Scheduler.run_batch",
+    "forward_batch": "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
+    "validate_no_buffer": "sglang.srt.arg_groups.mamba_hook.validate_mamba_no_buffer",
+    "told_once": (
+        "sglang.srt.managers.scheduler_components.output_streamer."
+        "SchedulerOutputStreamer.is_request_level_customized_info_key"
+    ),
+    "control_message": "sglang.srt.managers.scheduler.Scheduler.handle_dumper_control",
+    "http_server_setup": "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
     "runner_ready": "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends",
 }
 """Dotted paths handed to SGLang's hook registry."""

@@ -113,14 +113,25 @@ def _register_loading() -> None:
 
 def _register_cache() -> None:
     """Offer the checkpoint cache under its name; the hooks do nothing while another cache is in use."""
-    from k3_sglang.cache import factory, scheduling
+    from k3_sglang.cache import control as _control  # noqa: F401  # registers commands
+    from k3_sglang.cache import factory, remote, scheduling, snapshots
+    from k3_sglang.cache import inspection as _inspection  # noqa: F401  # registers commands
 
     if factory.BACKEND not in compat.registered_radix_cache_backends():
         compat.register_radix_cache_backend(factory.BACKEND, factory.build)
-    around = compat.HookType.AROUND
-    compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_admission"], scheduling.select_admission, around)
-    compat.HookRegistry.register(compat.HOOK_TARGETS["prefill_continuation"], scheduling.add_chunked, around)
-    compat.HookRegistry.register(compat.HOOK_TARGETS["waiting_order"], scheduling.order_waiting, compat.HookType.AFTER)
+    before, around, after = compat.HookType.BEFORE, compat.HookType.AROUND, compat.HookType.AFTER
+    for target, hook, kind in [
+        ("validate_no_buffer", factory.allow_exact_states, around),
+        ("waiting_order", scheduling.order_waiting, after),
+        ("prefill_admission", scheduling.select_admission, around),
+        ("prefill_continuation", scheduling.add_chunked, around),
+        ("run_batch", snapshots.plan_pass, before),
+        ("forward_batch", snapshots.copy_behind_pass, after),
+        ("told_once", scheduling.told_once, around),
+        ("control_message", remote.handle, around),
+        ("http_server_setup", remote.add_routes, before),
+    ]:
+        compat.HookRegistry.register(compat.HOOK_TARGETS[target], hook, kind)
 
 
 def _register_announcements() -> None:
@@ -151,6 +162,7 @@ def _own_model_unpacks_itself(original: Callable[..., Any], model_config: Any, *
 
 def _register_cpu_backends() -> None:
     from k3_sglang.backends.host_memory import keep_host_memory_pageable
+    from k3_sglang.backends.host_tier import provide_copies
     from k3_sglang.backends.kda_cpu import KDACpuBackend
     from k3_sglang.backends.mla_cpu import MLACpuBackend
 
@@ -159,6 +171,7 @@ def _register_cpu_backends() -> None:
     compat.HookRegistry.register(
         compat.HOOK_TARGETS["cuda_host_register"], _leave_unregistered, compat.HookType.REPLACE
     )
+    compat.HookRegistry.register(compat.HOOK_TARGETS["init_host_tier"], provide_copies, compat.HookType.BEFORE)
     compat.add_attention_backend_choices([ATTENTION_BACKEND])
     compat.register_attention_backend(ATTENTION_BACKEND)(MLACpuBackend)
 

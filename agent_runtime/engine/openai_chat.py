@@ -23,9 +23,11 @@ from agent_runtime.engine.chat_errors import (
     from_openai,
 )
 from agent_runtime.engine.turn_builder import TurnBuilder
+from agent_runtime.model import CallOptions
 
 _Answer = TypeVar("_Answer")
 
+SESSION_HEADER: Final = "x-k3-session"
 # Below the few seconds after which servers close idle connections, so that none is reused at that very
 # moment.
 _KEEPALIVE_S: Final = 2.0
@@ -120,6 +122,7 @@ class ChatClient:
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         *,
+        options: CallOptions | None = None,
         on_delta: Callable[[Delta], None] = _ignore,
     ) -> AssistantTurn:
         """Request one answer and gather it; cancelling closes the stream, which stops the generation.
@@ -127,6 +130,7 @@ class ChatClient:
         Args:
             messages: the whole history; not modified.
             tools: declarations as `ToolRegistry.schemas()` makes them.
+            options: what is particular to this call.
             on_delta: told every piece of the answer as it arrives.
 
         Raises:
@@ -136,7 +140,7 @@ class ChatClient:
             StreamBroken: the stream ended, failed or fell silent before the answer was complete.
             ChatProtocolError: the answer does not follow the API.
         """
-        request = await self._request(messages, tools)
+        request = await self._request(messages, tools, options or CallOptions())
         builder = TurnBuilder(on_delta)
         started = time.monotonic()
 
@@ -150,14 +154,38 @@ class ChatClient:
             await self._gather(stream, builder)
         return builder.turn(time.monotonic() - started)
 
-    async def _request(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    async def window(self) -> int | None:
+        """Context length of the model in tokens as the endpoint lists it; None when it does not say.
+
+        Raises:
+            ChatError: see `complete`.
+        """
+
+        async def send() -> AsyncPage[Model]:
+            return await self._client.models.list()
+
+        name = await self._resolved_model()
+        for model in (await self._connected(send)).data:
+            if model.id == name:
+                extra: dict[str, Any] = model.model_extra or {}
+                said = (extra.get("context_length"), extra.get("max_model_len"))
+                return next((value for value in said if isinstance(value, int)), None)
+        return None
+
+    async def _request(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], options: CallOptions
+    ) -> dict[str, Any]:
         chosen = self._settings
+        limits = [n for n in (chosen.max_output_tokens, options.max_output_tokens) if n is not None]
         optional = {
-            "max_completion_tokens": chosen.max_output_tokens,
+            "max_completion_tokens": min(limits, default=None),
             "temperature": chosen.temperature,
             "top_p": chosen.top_p,
             "reasoning_effort": chosen.reasoning_effort,
             "tools": list(tools) or None,
+            "tool_choice": options.tool_choice,
+            "response_format": options.response_format,
+            "extra_headers": {SESSION_HEADER: options.session} if options.session else None,
         }
         return {
             "model": await self._resolved_model(),

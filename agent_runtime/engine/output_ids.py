@@ -13,6 +13,8 @@ from agent_runtime.errors import (
 )
 
 DONE = b"[DONE]"
+CACHE_FACTS = "k3_cache"
+"""Key of ``meta_info`` under which the checkpoint cache tells why a hit was not longer."""
 _REJECTED = frozenset({400, 413, 422})
 
 
@@ -90,6 +92,7 @@ class OutputIds:
             cached_tokens=self._count(fields, "cached_tokens"),
             completion_tokens=self._received_tokens,
             finish=finish,
+            cache=self._cache(fields),
         )
 
     def _prompt_tokens(self, fields: Mapping[str, Any]) -> int:
@@ -106,6 +109,12 @@ class OutputIds:
         if value is not None and not isinstance(value, int):
             raise EngineProtocolError(f"{key} is no integer: {value!r}", self._rid)
         return value or 0
+
+    def _cache(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A list of one object; later events of an incremental stream have an empty list."""
+        told = fields.get(CACHE_FACTS)
+        objects = cast("list[Any]", told) if isinstance(told, list) else []
+        return cast("Mapping[str, Any]", objects[-1]) if objects and isinstance(objects[-1], Mapping) else {}
 
     def _new_ids(self, ids: list[int], total_tokens: Any) -> list[int]:
         if not isinstance(total_tokens, int):

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from agent_runtime.engine.output_ids import (
     server_sent_data,
 )
 from agent_runtime.engine.types import Chunk, EngineImage, Generation, SamplingParams, expanded_len
-from agent_runtime.errors import EngineProtocolError, EngineTimeout, EngineUnavailable
+from agent_runtime.errors import EngineProtocolError, EngineRejected, EngineTimeout, EngineUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,12 @@ _JSON = {"content-type": "application/json"}
 
 ABORT_TIMEOUT_S = 3.0
 """How long closing an unfinished stream may wait for the engine to take the abort."""
+
+CACHE_PATH = "/k3/cache"
+"""Where the plugin serves the commands of its cache."""
+
+CACHE_TIMEOUT_S = 60.0
+"""A command waits for the running step, which may be a long prefill."""
 
 COLLECT_STREAM_INTERVAL = 32
 """Ids per event when nobody watches the stream; fewer events cost engine and gateway less."""
@@ -140,6 +146,29 @@ class SGLangEngine:
         if response.status_code != 200:
             raise engine_error(response.status_code, _message(response.content), None)
         return _event(response.content, None)
+
+    async def cache_command(self, name: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Show (no ``body``) or steer the checkpoint cache. One answer for each rank asked.
+
+        Raises EngineRejected when it cannot be done as asked, also by an engine without such commands;
+        EngineUnavailable or EngineProtocolError otherwise.
+        """
+        path = f"{CACHE_PATH}/{name}"
+        try:
+            if body is None:
+                response = await self._client.get(path, timeout=CACHE_TIMEOUT_S)
+            else:
+                response = await self._client.post(path, content=json_bytes(dict(body)), timeout=CACHE_TIMEOUT_S)
+        except httpx.TransportError as error:
+            raise EngineUnavailable(f"the engine did not answer {path}: {error!r}") from error
+        if response.status_code in (404, 405, 409):
+            raise EngineRejected(_message(response.content), None)
+        if response.status_code != 200:
+            raise engine_error(response.status_code, _message(response.content), None)
+        ranks = _event(response.content, None).get("ranks")
+        if not isinstance(ranks, list):
+            raise EngineProtocolError(f"the answer to {path} has no list of ranks", None)
+        return cast("list[dict[str, Any]]", ranks)
 
     async def aclose(self) -> None:
         """Close the connections, once streams that are being cancelled have sent their aborts.

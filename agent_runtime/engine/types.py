@@ -1,7 +1,7 @@
 """What the gateway and an engine client say to each other: ids, sampling parameters, chunks, finish."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 # SGLang's `sampling_params` object; its keys are SGLang's, so it is passed on as it is.
@@ -34,7 +34,8 @@ class Chunk:
     """New output ids since the chunk before, with the totals known so far.
 
     ``ids`` may be empty (a chunk that only carries the end). ``completion_tokens`` counts every id of
-    this generation so far. ``finish`` is set on the last chunk and only there.
+    this generation so far. ``finish`` is set on the last chunk and only there. ``cache`` is what the engine's
+    cache says about ``cached_tokens``, empty when it says nothing.
     """
 
     ids: tuple[int, ...]
@@ -42,6 +43,7 @@ class Chunk:
     cached_tokens: int
     completion_tokens: int
     finish: Finish | None = None
+    cache: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,10 @@ class Engine(Protocol):
 
     async def server_info(self) -> dict[str, Any]:
         """The engine's own description of itself."""
+        ...
+
+    async def cache_command(self, name: str, body: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Show or steer the engine's cache; one answer per rank. EngineRejected when it cannot be done as asked."""
         ...
 
     async def aclose(self) -> None:

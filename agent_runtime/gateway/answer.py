@@ -96,7 +96,7 @@ class Answer:
             head = envelope.delta(item.index, {"role": "assistant", "content": ""})
         if isinstance(item, NewDelta):
             return head + envelope.delta(item.index, item.delta)
-        return head + envelope.end(item.index, item.delivered)
+        return head + envelope.end(item.index, item.delivered, item.usage)
 
     def _last_events(self) -> bytes:
         if not self._job.options.include_usage:
@@ -127,7 +127,7 @@ class Answer:
         logger.info(
             "completion %s session=%r prompt=%d images=%d cached=%d output=%d replay=%r first_ms=%.0f total_ms=%.0f %s",
             job.envelope.id,
-            job.session,
+            job.session.engine_name if job.session is not None else "",
             job.replayed.prompt_tokens,
             len(job.replayed.images),
             max((usage.cached_tokens for usage in usages), default=0),

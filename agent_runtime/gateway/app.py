@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -16,6 +17,8 @@ from starlette.types import ASGIApp
 from agent_runtime.engine.types import Engine
 from agent_runtime.gateway.answer import Answer
 from agent_runtime.gateway.body import read_json_object
+from agent_runtime.gateway.cache_link import CacheLink
+from agent_runtime.gateway.cache_routes import CacheRoutes
 from agent_runtime.gateway.errors import ApiError, internal_error
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Gateway, prepare
@@ -26,7 +29,6 @@ from k3_sglang.chat.tokenizer import K3Tokenizer
 
 logger = logging.getLogger(__name__)
 
-SESSION_HEADER = "x-k3-session"
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads it; it is what logs of other servers call this case."""
 
@@ -42,8 +44,7 @@ class _Endpoints:
             body, raw = await read_json_object(request, self._gateway.settings.max_body_bytes)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        session = request.headers.get(SESSION_HEADER, "")
-        return Answer(self._gateway, await prepare(body, raw, session, self._gateway))
+        return Answer(self._gateway, await prepare(body, raw, request.headers, self._gateway))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: the model and its aliases."""
@@ -95,11 +96,17 @@ def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer
     images = ImageInput(settings)
     record = Record(settings)
     encoded = EncodeCache(settings.encoded_tokens)
-    endpoints = _Endpoints(Gateway(settings, engine, tokenizer, record, images, encoded))
+    cache = CacheLink(engine)
+    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache)
+    endpoints = _Endpoints(gateway)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
-        yield
+        async with anyio.create_task_group() as tasks:
+            await cache.first_ask()
+            tasks.start_soon(cache.keep_asking)
+            yield
+            tasks.cancel_scope.cancel()
         await images.aclose()
         await engine.aclose()
         record.close()
@@ -111,6 +118,7 @@ def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
             Route("/health", endpoints.health, methods=["GET"]),
+            *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
         lifespan=lifespan,

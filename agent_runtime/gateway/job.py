@@ -2,6 +2,8 @@
 
 import secrets
 import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,13 +14,18 @@ import anyio.to_thread
 
 from agent_runtime.engine.sglang import COLLECT_STREAM_INTERVAL
 from agent_runtime.engine.types import Engine
+from agent_runtime.gateway.cache_fields import SESSION_HEADER, Session, find_session
+from agent_runtime.gateway.cache_hints import cache_hints
+from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.images import Fetched, ImageInput
 from agent_runtime.gateway.options import ChatOptions, parse_options
+from agent_runtime.gateway.positions import prompt_positions
 from agent_runtime.gateway.record import Record, StepNumber
 from agent_runtime.gateway.sampling import for_choice, output_budget, sampling_params, without_media
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import Envelope
+from agent_runtime.guard.history import NAMELESS, Scope
 from agent_runtime.guard.prompt import ReplayedPrompt
 from agent_runtime.guard.verdict import HistoryNotIntact
 from k3_sglang.chat.encode_cache import EncodeCache
@@ -44,6 +51,7 @@ class Gateway:
     record: Record
     images: ImageInput
     encoded: EncodeCache
+    cache: CacheLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,7 @@ class Job:
     """One accepted completion.
 
     ``sampling`` and ``rids`` have one entry for each choice: what the engine is asked beside the ids. ``session`` is
-    the client's name for the conversation, "" without one; ``step`` its number on record.
+    the client's name for the conversation, ``step`` the number of the request on record.
     """
 
     request: ChatRequest
@@ -60,7 +68,7 @@ class Job:
     sampling: tuple[dict[str, Any], ...]
     rids: tuple[str, ...]
     envelope: Envelope
-    session: str
+    session: Session | None
     step: StepNumber
 
     @property
@@ -71,20 +79,18 @@ class Job:
     def headers(self) -> dict[str, str]:
         """Response headers about where the prompt came from."""
         headers = {"x-k3-replay": self.replayed.replay.header()}
-        if self.session:
-            headers["x-k3-session"] = quote(self.session, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~")
+        if self.session is not None and self.session.source != "user":
+            headers[SESSION_HEADER] = quote(self.session.name, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~")
         return headers
 
 
-async def prepare(body: dict[str, Any], raw: bytes, session_header: str, gateway: Gateway) -> Job:
+async def prepare(body: dict[str, Any], raw: bytes, headers: Mapping[str, str], gateway: Gateway) -> Job:
     """Check and encode a request, once its images are there. ``raw`` is the body as received. Raises ApiError."""
     options = _checked_options(body, gateway.settings)
     sources = list(image_sources(body))
-    try:
+    with _refusals():
         fetched = await gateway.images.fetch(sources)
-    except ChatRequestError as error:
-        raise _bad_request(error) from error
-    encode = partial(_encode, body, raw, options, session_header, fetched, gateway)
+    encode = partial(_encode, body, raw, options, headers, fetched, gateway)
     if len(raw) <= INLINE_BODY_BYTES and not sources:
         return encode()
     return await anyio.to_thread.run_sync(encode)
@@ -107,32 +113,37 @@ def _encode(
     body: dict[str, Any],
     raw: bytes,
     options: ChatOptions,
-    session_header: str,
+    headers: Mapping[str, str],
     fetched: Fetched,
     gateway: Gateway,
 ) -> Job:
     """Runs long for long histories and for images; touches no event loop."""
     settings = gateway.settings
-    session = session_header or options.prompt_cache_key or ""
-    try:
+    session = find_session(headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
+    with _refusals():
         request = parse_request(body, images=gateway.images.request_images(fetched))
-        replayed = gateway.record.guard.build(request, session, gateway.tokenizer, gateway.encoded)
+        replayed = gateway.record.guard.build(request, scope_of(session), gateway.tokenizer, gateway.encoded)
         grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
-    except ChatRequestError as error:
-        raise _bad_request(error) from error
-    except HistoryNotIntact as error:
-        param = f"messages[{error.checks[0].at}]"
-        raise ApiError(409, str(error), code="history_not_intact", param=param) from error
-    except RecursionError as error:
-        raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
     budget = output_budget(options, settings, replayed.prompt_tokens)
     sampling = sampling_params(options, settings, gateway.tokenizer, budget)
     if grammar is not None:
         sampling = {**sampling, **grammar.constraint()}  # a grammar has no place for ids of images
     elif gateway.images.media is not None:
         sampling = without_media(sampling, gateway.tokenizer)
-    loosened = grammar.loosened if grammar is not None else ()
-    envelope = Envelope(f"chatcmpl-{secrets.token_hex(16)}", int(time.time()), options.model, replayed.replay, loosened)
+    hinted = settings.cache_hints and gateway.cache.active
+    if hinted:
+        positions = prompt_positions(replayed, gateway.tokenizer)
+        hints = cache_hints(positions, replayed.prompt_tokens, session, options.cache, time.time())
+        sampling = {**sampling, "custom_params": hints}
+    envelope = Envelope(
+        f"chatcmpl-{secrets.token_hex(16)}",
+        int(time.time()),
+        options.model,
+        replayed.replay,
+        grammar.loosened if grammar is not None else (),
+        session.id if session is not None else None,
+        hinted,
+    )
     choices = tuple(_for_engine(sampling, options, index) for index in range(options.n or 1))
     # Ids of equal length: the engine aborts every request whose id begins with the one named.
     rids = tuple(uuid4().hex for _ in choices)
@@ -149,6 +160,13 @@ def _encode(
     )
 
 
+def scope_of(session: Session | None) -> Scope:
+    """The session as the guard knows it; what the client names a user by may be the name of many conversations."""
+    if session is None:
+        return NAMELESS
+    return Scope(session.engine_name, is_conversation=session.source != "user")
+
+
 def _for_engine(sampling: dict[str, Any], options: ChatOptions, index: int) -> dict[str, Any]:
     params = for_choice(sampling, index)
     if options.stream or options.stops:
@@ -156,8 +174,24 @@ def _for_engine(sampling: dict[str, Any], options: ChatOptions, index: int) -> d
     return {**params, "stream_interval": COLLECT_STREAM_INTERVAL}
 
 
-def _bad_request(error: ChatRequestError) -> ApiError:
-    return ApiError(400, str(error), code=error.code, param=error.param)
+def text_prompt(body: dict[str, Any], gateway: Gateway) -> ReplayedPrompt:
+    """The prompt of the prompt-shaping fields of a body without images. Raises ApiError; runs long."""
+    with _refusals():
+        return gateway.record.guard.build(parse_request(body), NAMELESS, gateway.tokenizer, gateway.encoded)
+
+
+@contextmanager
+def _refusals() -> Generator[None, None, None]:
+    """What the chat format refuses becomes the answer to the client."""
+    try:
+        yield
+    except ChatRequestError as error:
+        raise ApiError(400, str(error), code=error.code, param=error.param) from error
+    except HistoryNotIntact as error:
+        param = f"messages[{error.checks[0].at}]"
+        raise ApiError(409, str(error), code="history_not_intact", param=param) from error
+    except RecursionError as error:
+        raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
 
 
 def _require_model(model: str, settings: GatewaySettings) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from agent_runtime.gateway.cache_fields import CacheFields, ExtensionFields
 from agent_runtime.gateway.errors import ApiError
 from k3_sglang.chat.errors import MAX_PARAM_CHARS
 from k3_sglang.chat.request import PROMPT_FIELDS
@@ -40,8 +41,8 @@ class StreamOptions(BaseModel):
 class ChatOptions(BaseModel):
     """Every accepted field besides the prompt-shaping ones; null means absent, as OpenAI has it.
 
-    ``user``, ``safety_identifier``, ``metadata`` and ``prompt_cache_key`` do not change the answer; what they
-    are used for is said in docs/gateway.md.
+    ``user``, ``safety_identifier``, ``metadata``, ``prompt_cache_key`` and ``k3`` do not change the answer; what
+    they are used for is said in docs/gateway.md.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -77,6 +78,7 @@ class ChatOptions(BaseModel):
     safety_identifier: str | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    k3: ExtensionFields | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "ChatOptions":
@@ -91,6 +93,11 @@ class ChatOptions(BaseModel):
                 "contradict each other; send one of them"
             )
         return self
+
+    @property
+    def cache(self) -> CacheFields | None:
+        """``k3.cache``."""
+        return self.k3.cache if self.k3 is not None else None
 
     @property
     def output_budget(self) -> int | None:

@@ -1,12 +1,13 @@
 """Runs the choices of a completion on the engine and hands over what they produce, in order per choice."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import anyio
+import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from agent_runtime.errors import EngineError, EngineProtocolError
@@ -74,9 +75,10 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     choice = Choice(gateway.tokenizer, prompt.start, calls_allowed=job.request.tools_callable, stops=options.stops)
     rid = job.rids[index]
     finish, cached_tokens = None, 0
+    cache: Mapping[str, Any] = {}
     async with aclosing(gateway.engine.stream(prompt.ids, job.sampling[index], rid, job.replayed.images)) as chunks:
         async for chunk in chunks:
-            cached_tokens = chunk.cached_tokens
+            cached_tokens, cache = chunk.cached_tokens, chunk.cache or cache
             finish = chunk.finish
             try:
                 deltas = choice.feed(chunk.ids)
@@ -89,10 +91,14 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     deltas, delivered = choice.finish(finish)
     for delta in deltas:
         yield NewDelta(index, delta)
-    usage = Usage(job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens)
+    usage = Usage(
+        job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens, cache
+    )
     await gateway.record.turn(job.replayed, job.step, index, delivered, usage)
     if job.envelope.loosened and delivered.finish_reason != "length":
-        delivered = replace(delivered, schema_problems=_schema_problems(job, delivered))
+        # On a thread: it can take seconds, which every other stream would wait.
+        problems = await anyio.to_thread.run_sync(_schema_problems, job, delivered)
+        delivered = replace(delivered, schema_problems=problems)
     yield ChoiceEnd(index, delivered, usage)
 
 

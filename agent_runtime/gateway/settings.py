@@ -56,6 +56,11 @@ class GatewaySettings(BaseModel):
     image_fetch_timeout_s: Seconds = 10.0
     """Time to read all files and URLs of one request."""
 
+    cache_hints: bool = True
+    """Tell an engine that runs the checkpoint cache about sessions and shared positions. It changes the speed only."""
+    cache_routes: bool = True
+    """Serve the routes that show and steer that cache. Whoever reaches the gateway may then slow others down."""
+
     max_body_bytes: Count = 64 * MIB
     keep_alive_s: Seconds = 15.0
     """Silence on a stream after which a comment line is sent, so that no proxy or client gives up on it."""

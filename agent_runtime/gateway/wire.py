@@ -1,8 +1,8 @@
 """The JSON of chat completions: one message, or chunks of a stream."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agent_runtime.gateway.choice import Delivered, Delta
@@ -20,19 +20,24 @@ _LINE_ENDS = {point: f"\\u{point:04x}" for point in (0x85, 0x2028, 0x2029)}
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one choice; ``cached_tokens`` are the prompt tokens the engine did not compute again."""
+    """Token counts of one choice; ``cached_tokens`` are the prompt tokens the engine did not compute again.
+
+    ``cache`` is what the engine's cache says about them: why there were not more.
+    """
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int
+    cache: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What every object of one completion repeats.
 
-    ``loosened`` names what the request's schemas demand and its grammar could not hold the model to.
+    ``loosened`` names what the request's schemas demand and its grammar could not hold the model to; ``session`` is
+    how the cache's control routes name the session, ``hinted`` whether the engine's cache was told anything.
     """
 
     id: str
@@ -40,6 +45,8 @@ class Envelope:
     model: str
     replay: Replay
     loosened: tuple[str, ...] = ()
+    session: str | None = None
+    hinted: bool = False
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """One event of a stream."""
@@ -55,11 +62,11 @@ class Envelope:
         """An event with new text or a piece of a call."""
         return self.chunk([{"index": index, "delta": delta, "finish_reason": None}])
 
-    def end(self, index: int, delivered: Delivered) -> bytes:
+    def end(self, index: int, delivered: Delivered, usage: Usage) -> bytes:
         """The last event of one choice: an empty delta and the reason."""
         nothing: Delta = {}
         choice = {"index": index, "delta": nothing, "finish_reason": delivered.finish_reason, **_notes(delivered)}
-        return self.chunk([choice], k3=self._k3())
+        return self.chunk([choice], k3=self._k3(usage))
 
     def usage(self, usages: Sequence[Usage]) -> bytes:
         """The event with the counts, after all choices."""
@@ -82,11 +89,14 @@ class Envelope:
                 for index, delivered in enumerate(choices)
             ],
             "usage": usage_object(usages),
-            "k3": self._k3(),
+            "k3": self._k3(usages[0]),
         }
 
-    def _k3(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"replay": self.replay.facts()}
+    def _k3(self, usage: Usage) -> dict[str, Any]:
+        cache: dict[str, Any] = {**usage.cache, "cached_tokens": usage.cached_tokens, "hinted": self.hinted}
+        if self.session is not None:
+            cache["session"] = self.session
+        facts: dict[str, Any] = {"replay": self.replay.facts(), "cache": cache}
         if self.loosened:
             facts["loosened"] = [note[:MAX_NOTE_CHARS] for note in self.loosened[:MAX_NOTES]]
         return facts

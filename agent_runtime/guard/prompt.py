@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from agent_runtime.engine.types import EngineImage, expanded_len
 from agent_runtime.guard.counters import ReplayCounters
 from agent_runtime.guard.fingerprint import Fingerprints, joined, tools_digest
-from agent_runtime.guard.history import LOOSE_START, Matched
+from agent_runtime.guard.history import LOOSE_START, Matched, Scope
 from agent_runtime.guard.matching import match
 from agent_runtime.guard.repair import Mode, Repaired, refused, repair
-from agent_runtime.guard.stability import Tip, Tips, extension
+from agent_runtime.guard.stability import Tip, Tips, extension, history_parts
 from agent_runtime.guard.verdict import Extension, HistoryNotIntact, Replay
 from agent_runtime.ledger.turns import KnownTurn, TurnIndex, TurnKeys
 from k3_sglang.chat.encode import EncodedPart, Prompt, encode_parts, render
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class Place:
     """Where the turn that a prompt asks for will stand: all of a `KnownTurn` that is known before it is generated."""
 
-    scope: str
+    scope: Scope
     parent: KnownTurn | None
     put_back: bool
     before: bytes
@@ -56,6 +56,16 @@ class ReplayedPrompt:
         """Tokens of the prompt as the engine counts them, images expanded."""
         return expanded_len(self.prompt.ids, self.images)
 
+    @property
+    def history_parts(self) -> int:
+        """Parts up to the last message; then come instructions for one turn and the generation prompt."""
+        return history_parts(self.parts)
+
+    @property
+    def history_len(self) -> int:
+        """Ids up to the end of the last message."""
+        return sum(len(part.ids) for part in self.parts[: self.history_parts])
+
 
 @dataclass(frozen=True, slots=True)
 class HistoryGuard:
@@ -68,11 +78,11 @@ class HistoryGuard:
     counters: ReplayCounters = field(default_factory=ReplayCounters)
 
     def build(
-        self, request: ChatRequest, scope: str, tokenizer: K3Tokenizer, cache: EncodeCache | None = None
+        self, request: ChatRequest, scope: Scope, tokenizer: K3Tokenizer, cache: EncodeCache | None = None
     ) -> ReplayedPrompt:
         """Check a request's history and encode it, every turn that is known by the ids it was generated as.
 
-        ``scope`` is the name the client gives its conversation, "" when it gives none. Raises ChatRequestError as
+        Raises ChatRequestError as
         ``encode`` does, and HistoryNotIntact in strict mode.
         """
         try:
@@ -119,7 +129,7 @@ class HistoryGuard:
         turn = KnownTurn(
             id=number,
             session=session,
-            scope=place.scope,
+            scope=place.scope.name,
             parent=place.parent.id if place.parent is not None else None,
             keys=TurnKeys(
                 before=place.before,
@@ -161,7 +171,7 @@ def _images(messages: Sequence[Message], parts: Sequence[EncodedPart]) -> Iterat
             yield from (piece for piece in content if isinstance(piece, ImagePart))
 
 
-def _place(matched: Matched, scope: str) -> Place:
+def _place(matched: Matched, scope: Scope) -> Place:
     loose = matched.steps[-1].loose if matched.steps else LOOSE_START
     end = matched.end
     return Place(

@@ -6,14 +6,17 @@ import asyncio
 import difflib
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, overload
+from weakref import WeakKeyDictionary
 
 from pydantic_core import PydanticSerializationError, to_json
 
 from agent_runtime.conversation import ToolCall
+from agent_runtime.tools.approval import DEFAULT_APPROVAL_TIMEOUT_S, ApprovalRequest, Approve, ask
 from agent_runtime.tools.result import Failure, ToolError, ToolResult
-from agent_runtime.tools.signature import JsonSchema, Signature, ToolDefinitionError, read_signature
+from agent_runtime.tools.signature import JsonSchema, ToolDefinitionError, ToolSignature, read_signature
 from agent_runtime.tools.threads import call_function
 
 __all__ = ["Tool", "ToolDefinitionError", "ToolError", "ToolRegistry", "ToolResult", "tool"]
@@ -31,13 +34,19 @@ class Tool:
     """A function the model may call. Calling the tool calls the function."""
 
     function: Callable[..., Any]
-    signature: Signature
+    signature: ToolSignature
     timeout_s: float
     """Seconds until the call is given up. A synchronous function runs in a thread, which Python cannot stop:
     its result is discarded, its side effects are not."""
     parallel: bool
     """Whether the tool may run beside other calls of the same turn. False for tools that change things:
     those run alone and in the order the model wrote them."""
+    max_parallel: int | None = None
+    """How many of its calls may run at a time, over all agents that share the registry; None for any number."""
+
+    def __post_init__(self) -> None:
+        if self.max_parallel is not None and self.max_parallel < 1:
+            raise ToolDefinitionError(f"tool {self.name!r}: max_parallel={self.max_parallel}, must be at least 1")
 
     @property
     def name(self) -> str:
@@ -67,6 +76,7 @@ def tool(
     description: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     parallel: bool = True,
+    max_parallel: int | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -76,6 +86,7 @@ def tool(
     description: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     parallel: bool = True,
+    max_parallel: int | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a typed function, sync or async; as `@tool` or `@tool(timeout_s=5, parallel=False)`.
 
@@ -90,13 +101,17 @@ def tool(
         signature = read_signature(function, name=name, description=description)
         if timeout_s <= 0:
             raise ToolDefinitionError(f"tool {signature.name!r}: timeout_s={timeout_s}, must be positive")
-        return Tool(function, signature, timeout_s, parallel)
+        return Tool(function, signature, timeout_s, parallel, max_parallel)
 
     return make if function is None else make(function)
 
 
 class ToolRegistry:
-    """The tools of one agent, and the only place where calls are executed."""
+    """The tools of one agent, and the only place where calls are executed.
+
+    With `approve`, every call is shown to it after its arguments were checked and before it runs; only a clear yes
+    runs it (see `approval.ask`).
+    """
 
     def __init__(
         self,
@@ -104,9 +119,15 @@ class ToolRegistry:
         *,
         max_parallel: int = DEFAULT_MAX_PARALLEL,
         max_result_bytes: int = DEFAULT_MAX_RESULT_BYTES,
+        approve: Approve | None = None,
+        approval_timeout_s: float = DEFAULT_APPROVAL_TIMEOUT_S,
     ) -> None:
         if max_parallel < 1:
             raise ValueError(f"max_parallel={max_parallel}, must be at least 1")
+        self._approve = approve
+        self._approval_timeout_s = approval_timeout_s
+        # A semaphore belongs to the event loop it is first waited on.
+        self._busy: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
         self._tools: dict[str, Tool] = {}
         self._max_parallel = max_parallel
         self._max_result_bytes = max_result_bytes
@@ -125,6 +146,10 @@ class ToolRegistry:
         self._tools[made.name] = made
         return made
 
+    def approve_with(self, approve: Approve) -> None:
+        """Ask this hook from now on, in the place of the one before."""
+        self._approve = approve
+
     def register(
         self,
         name: str | None = None,
@@ -132,9 +157,12 @@ class ToolRegistry:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         parallel: bool = True,
+        max_parallel: int | None = None,
     ) -> Callable[[Callable[..., Any]], Tool]:
         """Decorator that makes a tool and adds it: `@registry.register("add", "Adds two numbers.")`."""
-        make = tool(name=name, description=description, timeout_s=timeout_s, parallel=parallel)
+        make = tool(
+            name=name, description=description, timeout_s=timeout_s, parallel=parallel, max_parallel=max_parallel
+        )
         return lambda function: self.add(make(function))
 
     @property
@@ -153,16 +181,39 @@ class ToolRegistry:
         """
         return [self._tools[name].schema for name in self.names]
 
-    async def execute(self, call: ToolCall) -> ToolResult:
-        """Check and run one call. Every failure is a result; only the caller's own cancellation is raised."""
+    def check(self, call: ToolCall) -> ToolResult | None:
+        """What would keep the call from being run, without running it; None when nothing would."""
+        found = self._tools.get(call.name)
+        if found is None:
+            return self._unknown(call.name)
+        arguments = found.signature.check(call.arguments)
+        return arguments if isinstance(arguments, ToolResult) else None
+
+    async def execute(self, call: ToolCall, *, on_start: Callable[[], None] = lambda: None) -> ToolResult:
+        """Check and run one call. Every failure is a result; only the caller's own cancellation is raised.
+
+        `on_start` is called when the call has been checked and approved, right before its function is.
+        """
         found = self._tools.get(call.name)
         if found is None:
             return self._unknown(call.name)
         arguments = found.signature.check(call.arguments)
         if isinstance(arguments, ToolResult):
             return arguments
-        result = await _run(found, arguments)
+        if self._approve is not None:
+            denied = await ask(self._approve, ApprovalRequest(call.name, arguments), self._approval_timeout_s)
+            if denied is not None:
+                return denied
+        async with self._slot(found):
+            on_start()
+            result = await _run(found, arguments)
         return result.capped(self._max_result_bytes)
+
+    def _slot(self, found: Tool) -> AbstractAsyncContextManager[None]:
+        if found.max_parallel is None:
+            return nullcontext()
+        mine = self._busy.setdefault(asyncio.get_running_loop(), {})
+        return mine.setdefault(found.name, asyncio.Semaphore(found.max_parallel))
 
     async def execute_all(
         self,
@@ -179,7 +230,7 @@ class ToolRegistry:
 
         Args:
             calls: the calls as the model wrote them.
-            on_start: told a call's position when it starts.
+            on_start: told a call's position when its function is about to be called.
             on_result: told a call's position and result when it ends.
         """
         results: dict[int, ToolResult] = {}
@@ -187,8 +238,7 @@ class ToolRegistry:
 
         async def run_one(position: int) -> None:
             async with slots:
-                on_start(position)
-                results[position] = await self.execute(calls[position])
+                results[position] = await self.execute(calls[position], on_start=lambda: on_start(position))
                 on_result(position, results[position])
 
         for batch in self._batches(calls):

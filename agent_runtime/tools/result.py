@@ -13,6 +13,7 @@ class Failure(StrEnum):
     BAD_JSON = "bad_json"
     INVALID_ARGUMENTS = "invalid_arguments"
     REFUSED = "refused"
+    DENIED = "denied"
     CRASHED = "crashed"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
@@ -45,6 +46,8 @@ class ToolResult:
     """For logs: tracebacks and raw input. Never shown to the model."""
     failure: Failure | None = None
     """None when the tool did its work."""
+    full: str | None = None
+    """The whole text when `model` had to be cut, so that it can be kept elsewhere and looked up."""
 
     def __post_init__(self) -> None:
         # Bytes that are no UTF-8 reach Python text as lone surrogates; a request cannot carry those.
@@ -65,7 +68,8 @@ class ToolResult:
 
     def capped(self, limit_bytes: int) -> ToolResult:
         """The same outcome with the text for the model held to `limit_bytes`."""
-        return replace(self, model=cut_middle(self.model, limit_bytes))
+        cut = cut_middle(self.model, limit_bytes)
+        return self if cut == self.model else replace(self, model=cut, full=self.model)
 
 
 def one_line(text: str, limit_chars: int = 100) -> str:

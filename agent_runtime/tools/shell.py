@@ -15,6 +15,7 @@ from pydantic import Field
 from agent_runtime.tools.process import Finished, run_in_group
 from agent_runtime.tools.registry import Tool, tool
 from agent_runtime.tools.result import Failure, ToolResult
+from agent_runtime.tools.sandbox import Sandbox
 
 _MAX_TIMEOUT_S: Final = 600
 # On top of the command's own limit: ending the group and collecting its output takes a moment.
@@ -31,12 +32,14 @@ class ShellSettings:
     """A command that has written more than this is ended."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Added to the minimal environment (PATH, HOME, LANG, TERM); nothing else of ours reaches a command."""
+    sandbox: Sandbox | None = None
+    """What confines commands; None runs them as the agent's user."""
 
 
 def shell_tool(root: str | PathLike[str], settings: ShellSettings | None = None) -> Tool:
     """The tool `run_command`, which starts commands in `root`.
 
-    The root is where a command starts, not where it must stay: this is no sandbox. A command can read and
+    Without a sandbox the root is where a command starts, not where it must stay: a command can read and
     change whatever the operating system lets this user read and change, reach the network, and leave its
     process group. Run the whole agent in a container or a virtual machine when its commands are not trusted.
 
@@ -58,8 +61,9 @@ def shell_tool(root: str | PathLike[str], settings: ShellSettings | None = None)
         """
         if "\0" in command:
             return ToolResult("The command contains a NUL character; nothing was run.", failure=Failure.REFUSED)
+        arguments = ["/bin/sh", "-c", command]
         finished = await run_in_group(
-            ["/bin/sh", "-c", command],
+            arguments if chosen.sandbox is None else chosen.sandbox.wrap(arguments, directory),
             directory=directory,
             environment=_environment(directory, chosen.environment),
             timeout_s=timeout_s,

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
@@ -29,6 +29,20 @@ class ToolDefinitionError(TypeError):
     """A function cannot become a tool; the message names the function, what is missing and the remedy."""
 
 
+class ToolSignature(Protocol):
+    """What the model is told about a tool, and the check of what it sends back."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def parameters(self) -> JsonSchema: ...
+    def check(self, arguments: str) -> dict[str, Any] | ToolResult:
+        """Keyword arguments for the function, or the failure the model is told about."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What the model is told about a function, and the check of what it sends back."""
@@ -47,46 +61,60 @@ class Signature:
             arguments: the JSON text of the call, exactly as the model wrote it. Checked strictly: `"5"` is
                 no integer.
         """
-        problem = _json_problem(arguments)
+        problem = json_problem(arguments)
         if problem is not None:
-            return self._bad_json(arguments, problem)
+            return bad_json(self, arguments, problem)
         try:
             values = self.model.model_validate_json(arguments, strict=True)
         except ValidationError as error:
             details = error.errors(include_url=False)
             if details[0]["type"] == "json_invalid":
-                return self._bad_json(arguments, str(details[0].get("ctx", {}).get("error", details[0]["msg"])))
-            return self._invalid(arguments, details)
+                return bad_json(self, arguments, str(details[0].get("ctx", {}).get("error", details[0]["msg"])))
+            return invalid_arguments(self, arguments, [_error_line(detail) for detail in details])
         return {parameter: getattr(values, field) for parameter, field in self.fields}
 
-    def _bad_json(self, arguments: str, problem: str) -> ToolResult:
-        return ToolResult(
-            model=f"{self.name} was not run: its arguments are not a valid JSON object ({problem}). "
-            f"Received: {_shown(arguments)}. {self._expected()}",
-            user=f"{self.name}: arguments are not valid JSON",
-            debug=f"arguments: {arguments!r}",
-            failure=Failure.BAD_JSON,
-        )
 
-    def _invalid(self, arguments: str, details: list[ErrorDetails]) -> ToolResult:
-        lines = "\n".join(f"- {_error_line(detail)}" for detail in details)
-        return ToolResult(
-            model=f"{self.name} was not run: wrong arguments.\n{lines}\n{self._expected()}",
-            user=f"{self.name}: {_error_line(details[0])}",
-            debug=f"arguments: {arguments!r}",
-            failure=Failure.INVALID_ARGUMENTS,
-        )
+def bad_json(signature: ToolSignature, arguments: str, problem: str) -> ToolResult:
+    """The answer to arguments that are no JSON object."""
+    return ToolResult(
+        model=f"{signature.name} was not run: its arguments are not a valid JSON object ({problem}). "
+        f"Received: {_shown(arguments)}. {_expected(signature)}",
+        user=f"{signature.name}: arguments are not valid JSON",
+        debug=f"arguments: {arguments!r}",
+        failure=Failure.BAD_JSON,
+    )
 
-    def _expected(self) -> str:
-        properties: dict[str, JsonSchema] = self.parameters["properties"]
-        if not properties:
-            return "Expected: {} (this tool takes no arguments)."
-        required: list[str] = self.parameters.get("required", [])
-        parts = [
-            f"{name}: {schema.get('type', 'see the schema')}{'' if name in required else ', optional'}"
-            for name, schema in properties.items()
-        ]
-        return "Expected: {" + "; ".join(parts) + "}."
+
+def invalid_arguments(signature: ToolSignature, arguments: str, problems: list[str]) -> ToolResult:
+    """The answer to arguments that do not follow the schema."""
+    lines = "\n".join(f"- {problem}" for problem in problems)
+    return ToolResult(
+        model=f"{signature.name} was not run: wrong arguments.\n{lines}\n{_expected(signature)}",
+        user=f"{signature.name}: {problems[0]}",
+        debug=f"arguments: {arguments!r}",
+        failure=Failure.INVALID_ARGUMENTS,
+    )
+
+
+def _expected(signature: ToolSignature) -> str:
+    properties: dict[str, JsonSchema] = signature.parameters.get("properties", {})
+    if not properties:
+        return "Expected: {} (this tool takes no arguments)."
+    required: list[str] = signature.parameters.get("required", [])
+    parts = [
+        f"{name}: {schema.get('type', 'see the schema')}{'' if name in required else ', optional'}"
+        for name, schema in properties.items()
+    ]
+    return "Expected: {" + "; ".join(parts) + "}."
+
+
+def check_name(tool_name: str) -> None:
+    """Raises ToolDefinitionError when an endpoint would refuse a tool of that name."""
+    if not _NAME.fullmatch(tool_name):
+        raise ToolDefinitionError(
+            f"tool name {tool_name!r} is not allowed: use 1 to 64 letters, digits, '_' and '-', "
+            "the first a letter or '_'"
+        )
 
 
 def read_signature(function: Callable[..., Any], *, name: str | None, description: str | None) -> Signature:
@@ -100,11 +128,7 @@ def read_signature(function: Callable[..., Any], *, name: str | None, descriptio
             missing.
     """
     tool_name = name if name is not None else getattr(function, "__name__", "")
-    if not _NAME.fullmatch(tool_name):
-        raise ToolDefinitionError(
-            f"tool name {tool_name!r} is not allowed: use 1 to 64 letters, digits, '_' and '-', "
-            "the first a letter or '_'"
-        )
+    check_name(tool_name)
     text, documented = _read_docstring(function)
     described = description if description is not None else text
     if not described:
@@ -221,7 +245,7 @@ def _require_closed(schema: Any, tool_name: str, *, at: str) -> None:
                 _require_closed(value, tool_name, at=f"{at}/{key}")
 
 
-def _json_problem(text: str) -> str | None:
+def json_problem(text: str) -> str | None:
     """What is wrong with `text` as one JSON object, or None. Catches what lenient parsers let pass."""
     try:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)

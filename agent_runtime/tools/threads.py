@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-async def call_function(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+async def call_function(function: Callable[..., Any], arguments: Mapping[str, Any], *, positional: bool = False) -> Any:
     """Await an async function, or run a sync one in its own daemon thread.
 
     The default executor is no place for tools: closing the event loop waits for its threads, and a function
-    that never returns would then keep the process from ending. Raises whatever the function raises.
+    that never returns would then keep the process from ending. Raises whatever the function raises. With `positional`
+    the values are passed in their order, whatever the function calls its parameters.
     """
+    args = tuple(arguments.values()) if positional else ()
+    kwargs: Mapping[str, Any] = {} if positional else arguments
     if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
+        return await function(*args, **kwargs)
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = contextvars.copy_context()
@@ -29,7 +32,7 @@ async def call_function(function: Callable[..., Any], arguments: Mapping[str, An
     def work() -> None:
         value, error = None, None
         try:
-            value = context.run(function, **arguments)
+            value = context.run(function, *args, **kwargs)
         except BaseException as raised:
             error = raised
         try:

@@ -26,6 +26,7 @@ def build(context: Any) -> Any:
 
     params = context.params
     refuse_conflicts(params)
+    refuse_untried(params)
     params.component_registry_override = {**(params.component_registry_override or {}), **components()}
     cache = compat.create_unified_radix_cache(context)
     states = cache.components.get(compat.ComponentType.MAMBA)
@@ -62,6 +63,35 @@ def placement_settings() -> PlacementSettings:
     if not given.isdecimal() or int(given) < 1:
         raise ValueError(f"{CUT_COST_ENV} is {given!r}; it must be a number of tokens, at least 1")
     return PlacementSettings(pass_tokens=int(given))
+
+
+def allow_exact_states(original: Any, view: Any, model_arch: str) -> None:
+    """Around SGLang's check of strategy ``no_buffer``: its limits on pages and overlapped steps are not ours.
+
+    SGLang takes the state when it looks at a pass's result, which is too late with overlapped steps and at no key with
+    larger pages; we copy it behind the pass, where the pass ends a page (:mod:`k3_sglang.cache.snapshots`).
+    """
+    if view.radix_cache_backend != BACKEND:
+        original(view, model_arch)
+
+
+def refuse_untried(params: Any) -> None:
+    """Refuse modes of SGLang in which states at exact ends were never tried.
+
+    Raises:
+        ValueError: naming the flag and the remedy.
+    """
+    if not params.enable_mamba_extra_buffer:
+        if compat.get_spec().speculative_algorithm is not None:
+            raise ValueError(
+                "--speculative-algorithm is set; states at exact ends are not kept under speculation: "
+                "add --mamba-radix-cache-strategy extra_buffer"
+            )
+        if compat.get_disagg().disaggregation_mode != "null":
+            raise ValueError(
+                "--disaggregation-mode is set; states at exact ends are kept by one engine only: "
+                "add --mamba-radix-cache-strategy extra_buffer"
+            )
 
 
 def refuse_conflicts(params: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from k3_sglang.cache.placement import Reason
-from k3_sglang.cache.types import Role, Skip
+from k3_sglang.cache.types import Limit, Role, Skip
 
 
 @dataclass
@@ -25,12 +25,16 @@ class Metrics:
     waited_rounds: int = 0
     """Scheduling rounds that requests spent waiting for another one's checkpoint."""
     released: int = 0
+    hits_ended_by: Counter[Limit] = field(default_factory=Counter[Limit])
+    """Requests by the reason why they did not reuse more."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     no_kv_tokens: int = 0
     """Prompt tokens whose KV was not in the tree: new text, or evicted."""
     no_state_tokens: int = 0
     """Prompt tokens whose KV was there, below the deepest usable state."""
+    unkept_tokens: int = 0
+    """Tokens of finished requests beyond their deepest state: keys are whole pages, and some cuts do not pay."""
     resynchronised: int = 0
     """The index had to be rebuilt from the tree; anything but 0 is a defect."""
 

@@ -22,6 +22,8 @@ class Reason(Enum):
     """Other requests wait for exactly this checkpoint."""
     FORK = "fork"
     """Another path left the tree here: its KV is there, its state is not."""
+    PROMPT_END = "prompt_end"
+    """The last whole page of a prompt that ends within a page."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class PlacementSettings:
     boundary: float = 0.25
     fork: float = 0.5
     """The position was left once already by the request that computes it now."""
+    prompt_end: float = 0.5
+    """An answer that crosses no page, or comes back changed, is continued from here."""
     fan_out: float = 1.0
     most_wait_rounds: int = 256
     """Scheduling rounds for which a request waits for one that computes their common beginning."""
@@ -44,6 +48,7 @@ class PlacementSettings:
             Reason.HEAD: self.head,
             Reason.BOUNDARY: self.boundary,
             Reason.FORK: self.fork,
+            Reason.PROMPT_END: self.prompt_end,
             Reason.FAN_OUT: self.fan_out,
         }[reason]
 
@@ -71,21 +76,24 @@ def next_end(
     wanted: Iterable[Wanted],
     settings: PlacementSettings,
     grid: int = 1,
+    origin: int | None = None,
 ) -> tuple[int, int]:
     """End of the chunk that starts at ``start`` and may reach up to ``limit``.
 
     Args:
         start: tokens computed or reused so far; also where the deepest checkpoint of this path lies.
         limit: where the scheduler would end the chunk.
-        grid: states can be kept at multiples of this from ``start``; positions are rounded down to it.
+        grid: states can be kept at multiples of this; positions are rounded down to it.
+        origin: where the grid begins; None is ``start``.
 
     Returns:
         The end, and the number of wanted positions before ``limit`` that were refused as too dear.
     """
     refused = 0
     inside: dict[int, float] = {}
+    origin = start if origin is None else origin
     for want in wanted:
-        position = start + (want.position - start) // grid * grid
+        position = origin + (want.position - origin) // grid * grid
         if start < position < limit:
             missing = 1 - settings.chance(want.reason)
             inside[position] = inside.get(position, 1.0) * missing

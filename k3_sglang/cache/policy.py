@@ -226,16 +226,43 @@ class CheckpointIndex:
             self._score(checkpoint)
 
     def pin(self, key: int, until_s: float) -> bool:
-        """Keep until a logical time. False when the budget is spent; the checkpoint then counts as declared."""
+        """Keep until a logical time. False when the budget is spent; the checkpoint then counts as declared.
+
+        Before that, a pin that its own path has superseded gives way: a client that marks the end of every turn
+        wants the last ones.
+        """
         self._pinned = {key for key in self._pinned if self._by_key[key].pinned_until_s > self.clock_s}
         checkpoint = self._by_key[key]
         if key not in self._pinned and len(self._pinned) + 1 > self.settings.pinned_share * len(self._by_key):
-            self.declare(key)
-            return False
+            superseded = [c for c in map(self._by_key.__getitem__, self._pinned) if c.role is Role.SUPERSEDED]
+            if checkpoint.role is Role.SUPERSEDED or not superseded:
+                self.declare(key)
+                return False
+            self.unpin(min(superseded, key=lambda c: (self.score(c), c.key)).key)
         self._pinned.add(key)
         checkpoint.pinned_until_s = until_s
         self._push(checkpoint)
         return True
+
+    def unpin(self, key: int) -> None:
+        """End a pin; without one nothing happens. The checkpoint is what its role makes it."""
+        checkpoint = self._by_key[key]
+        self._pinned.discard(key)
+        checkpoint.pinned_until_s = 0.0
+        self._push(checkpoint)
+
+    def demote(self, session: str, start: int = 0) -> int:
+        """A session has left what it alone has behind ``start`` tokens: as if idle up to the knee. Returns the number.
+
+        Using one of them makes it as fresh as any.
+        """
+        left = [c for c in self._by_key.values() if c.session == session and not c.shared and c.depth > start]
+        at_knee = self.tick - self.settings.knee * self._reuse_in_queues
+        left = [checkpoint for checkpoint in left if checkpoint.last_use > at_knee]
+        for checkpoint in left:
+            checkpoint.last_use = at_knee
+            self._score(checkpoint)
+        return len(left)
 
     def release(self, session: str) -> int:
         """A session is over: checkpoints that only it used may go. Returns their number."""

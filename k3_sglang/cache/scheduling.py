@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from k3_sglang import compat
-from k3_sglang.cache.types import Skip
+from k3_sglang.cache.types import INFO, Skip
 
 
 def states_of(tree_cache: Any) -> Any:
@@ -98,3 +98,8 @@ def add_chunked(original: Callable[..., Any], adder: Any, req: Any) -> Any:
     if unfinished is not None and req.extend_end == end:
         states.count_cut(req, end)
     return unfinished
+
+
+def told_once(original: Callable[..., Any], streamer: Any, key: str) -> Any:
+    """Around ``SchedulerOutputStreamer.is_request_level_customized_info_key``: ours is said once per request."""
+    return key == INFO or original(streamer, key)

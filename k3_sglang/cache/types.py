@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+INFO = "k3_cache"
+"""Key in the ``meta_info`` of an answer: a list of one object that says what was reused and why not more."""
+
 
 class Role(Enum):
     """Where a checkpoint stands among the others; decides how likely it is to be used again."""
@@ -35,6 +38,25 @@ class Skip(Enum):
     """The expected saving does not pay for the extra pass."""
     BAD_HINT = "bad_hint"
     """A hint that cannot be read; the request runs without it."""
+
+
+class Limit(Enum):
+    """What ended a hit: why a request did not reuse more of its prompt."""
+
+    WHOLE = "whole"
+    """Nothing: all but the last token, which has to be computed for the first one of the answer."""
+    NO_KV = "no_kv"
+    """The text that follows was not seen here after this beginning."""
+    NO_STATE = "no_state"
+    """KV goes further, but no state was ever kept deeper on this path: another path left it here."""
+    EVICTED = "evicted"
+    """KV or a state that reached further was dropped to make room."""
+    BOUNDARY = "boundary"
+    """Computed before but not kept: only whole pages can be, and a cut must pay for its pass."""
+    NO_SLOT = "no_slot"
+    """There was a hit, but no free slot to restore its state into."""
+    ASKED = "asked"
+    """The request wants something computed for tokens of its prompt, such as log-probabilities."""
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -27,13 +28,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (2 for input that is refused)."""
     options = _parser().parse_args(arguments)
     try:
-        lines = {"render": _render, "tokens": _tokens, "parse": _parse}[options.command](options)
-        for line in lines:
-            print(line)
+        for line in {"render": _render, "tokens": _tokens, "parse": _parse}[options.command](options):
+            _print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has what it wanted; nothing is left to be written when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 130
+    except RecursionError:
+        print("error: the input is nested too deeply; flatten it", file=sys.stderr)
+        return 2
     except (ChatRequestError, VocabularyError, InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _print(line: str) -> None:
+    """Print a line, escaping what the output's encoding cannot say (half of a surrogate pair in UTF-8)."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,7 +144,11 @@ def _json(text: str) -> Any:
 
 
 def _read(options: argparse.Namespace) -> str:
-    return sys.stdin.read() if options.file == "-" else Path(options.file).read_text(encoding="utf-8")
+    data = sys.stdin.buffer.read() if options.file == "-" else Path(options.file).read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the input is not UTF-8: {error}") from None
 
 
 if __name__ == "__main__":

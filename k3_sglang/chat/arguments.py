@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 from k3_sglang.chat.canonical import spaced_json
 from k3_sglang.chat.errors import ChatRequestError
-from k3_sglang.chat.json_types import is_object
+from k3_sglang.chat.json_types import MAX_NESTING, is_object, nested_beyond
 
 TypeName: TypeAlias = Literal["string", "number", "boolean", "null", "object", "array"]
 
@@ -46,4 +46,4 @@ def load_arguments(arguments: str) -> dict[str, Any] | None:
             "tool_arguments_not_object",
             f'arguments are a JSON {type_name(value)}; they must be a JSON object such as {{"key": 1}}',
         )
-    return value
+    return None if nested_beyond(value, MAX_NESTING + 1) else value

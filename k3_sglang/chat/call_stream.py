@@ -4,7 +4,7 @@ import json
 from typing import Any, NoReturn
 
 from k3_sglang.chat.events import CallArgumentsDelta, CallEnd, CallStart, Event, ParsedCall
-from k3_sglang.chat.json_types import is_object
+from k3_sglang.chat.json_types import MAX_NESTING, is_object, nested_beyond
 
 
 class CallStream:
@@ -138,6 +138,8 @@ def strict_json(text: str) -> str | None:
 
     try:
         value = json.loads(text, object_pairs_hook=build, parse_constant=no_constant)
+        if nested_beyond(value, MAX_NESTING):
+            return None
         # Escaped: a value may spell half of a surrogate pair, which has no UTF-8 form.
         return json.dumps(value, allow_nan=False) if duplicates else text
     except (ValueError, RecursionError):  # also integers too long to convert and nesting too deep

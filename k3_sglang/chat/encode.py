@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from k3_sglang.chat.arguments import argument_text, load_arguments, type_name
 from k3_sglang.chat.canonical import canonical_json
@@ -74,7 +73,8 @@ def encode_ids(request: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCache 
     return ids
 
 
-class EncodedPart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class EncodedPart:
     """Ids of one part of a prompt. `message` is its index in the request, None for what is no message."""
 
     message: int | None
@@ -90,14 +90,25 @@ def encode_parts(request: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCach
         encoded: list[EncodedPart] = []
         for (index, key, segments), known in zip(parts, cache.find(key for _, key, _ in parts), strict=True):
             if known is None:
-                ids = tokenizer.encode_segments(segments)
-                encoded.append(EncodedPart(index, ids if key is None else cache.keep(key, ids)))
-            else:
-                encoded.append(EncodedPart(index, known))
+                known = tokenizer.encode_segments(segments)
+                if key is not None:
+                    cache.keep(key, known)
+            encoded.append(EncodedPart(index, known))
         return encoded
     except ChatRequestError:
         render(request)  # meets the errors in their order
         raise
+
+
+def tokens_behind(message: Message, position: int, tokenizer: K3Tokenizer) -> int:
+    """Tokens of a message behind one part of its content: the parts that follow, and the message's end.
+
+    Of messages other than the assistant's; every part is tokenised on its own.
+    """
+    content = message.content
+    if message.role == "assistant" or not isinstance(content, tuple):
+        raise ValueError(f"a {message.role} message with content {type(content).__name__} has no such part")
+    return len(tokenizer.encode_segments((*_content("content", content[position + 1 :]), *_end_message())))
 
 
 def render(request: ChatRequest) -> list[Segment]:
@@ -201,8 +212,9 @@ def _call(param: str, call: ToolCall, index: int) -> Iterator[Segment]:
     yield from _close("call")
 
 
-# What is rendered is remembered only up to this many characters, to bound the memory.
-_SHORT_ARGUMENTS = 2048
+# What is rendered is remembered only up to this many characters, to bound the memory: segments take up to a hundred
+# times the space of their text.
+_SHORT_ARGUMENTS = 512
 _SHORT_ATTRIBUTES = 256
 
 
@@ -219,7 +231,7 @@ def _arguments(arguments: str) -> list[Segment]:
     return segments
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def _short_arguments(arguments: str) -> tuple[Segment, ...]:
     return tuple(_arguments(arguments))
 

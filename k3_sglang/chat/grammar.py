@@ -5,7 +5,17 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from k3_sglang.chat.errors import ChatRequestError
-from k3_sglang.chat.grammar_rules import Rules, char_set, choice, control, integers, literal, repeat, words_except
+from k3_sglang.chat.grammar_rules import (
+    MAX_EXCLUDED_CHARS,
+    Rules,
+    char_set,
+    choice,
+    control,
+    integers,
+    literal,
+    repeat,
+    words_except,
+)
 from k3_sglang.chat.grammar_schema import FREE, PRINTABLE, TIGHT, Bounds, Member, SchemaRules
 from k3_sglang.chat.grammar_strings import TEXT, CountedLengths, raw_string
 from k3_sglang.chat.json_types import is_object
@@ -23,7 +33,7 @@ _SCHEMA_STEPS = 30_000
 _FORCED_TEXT_CHARS = 48
 _FORCED_TEXT = ((0x0A, 0x0A), (0x20, 0x7E))
 # Keys of undeclared arguments: attribute text that needs no escaping.
-_KEY_CHARS = ((0x20, 0x21), (0x23, 0x25), (0x27, 0x10FFFF))
+_KEY_CHARS = ((0x20, 0x21), (0x23, 0x25), (0x27, 0xD7FF), (0xE000, 0x10FFFF))
 
 
 class Constraint(TypedDict):
@@ -72,7 +82,7 @@ def turn_grammar(request: ChatRequest, start: Channel, *, force: bool = False) -
         return builder.build(start)
     except RecursionError:
         raise ChatRequestError(
-            "tools", "schema_too_deep", "a tool or response schema is nested too deeply; flatten it or use $defs"
+            builder.param, "schema_too_deep", "the schema is nested too deeply; flatten it or use $defs"
         ) from None
 
 
@@ -86,6 +96,7 @@ class _TurnBuilder:
         self._budget = StepBudget(_SCHEMA_STEPS)
         self._lengths = CountedLengths()
         self._tools = _callable_tools(request)
+        self.param = "tools"  # the field whose schema is being written
 
     @property
     def is_bound(self) -> bool:
@@ -140,6 +151,7 @@ class _TurnBuilder:
             return _element("response", self._text(1), opened=opened)
         schema: Any = {"type": "object"} if wanted.schema is None else wanted.schema
         space = self._bounds.space
+        self.param = "response_format.json_schema.schema"
         rule = self._schema_rules(schema, "response_format").value(schema)
         return _element("response", f"{space} {rule} {space}", opened=opened)
 
@@ -172,6 +184,7 @@ class _TurnBuilder:
         """Argument elements of one tool: declared ones in order, then undeclared ones if the schema has any."""
         function = _function(tool)
         schema: JSONObject = function.get("parameters") or {}
+        self.param = _param(self._request, tool)
         schemas = self._schema_rules(schema, str(function["name"]))
         objects = [branch for kind, branch in schemas.branches(schema) if kind == "object"]
         if not objects:
@@ -182,7 +195,9 @@ class _TurnBuilder:
         members = self._nameable(schemas.members(schema, nested=False), schemas)
         parts = [self._argument(schemas, member) for member in members]
         allowed = schemas.additional(schema) if schema else None
-        if allowed is not None and (schema.get("additionalProperties") or not members):
+        if any(len(member.name) > MAX_EXCLUDED_CHARS for member in members):
+            schemas.loosen(f"undeclared arguments beside a name of more than {MAX_EXCLUDED_CHARS} characters")
+        elif allowed is not None and (schema.get("additionalProperties") or not members):
             key = words_except(self._rules, [_attribute_text(m.name) for m in members], _KEY_CHARS)
             parts.append(f"{self._elements(schemas, key, allowed)}*")
         return " ".join(parts) or '""'
@@ -228,6 +243,12 @@ def _callable_tools(request: ChatRequest) -> list[JSONObject]:
     if isinstance(wanted, NamedTool):
         return [tool for tool in request.declared_tools if _function(tool).get("name") == wanted.name]
     return list(request.declared_tools)
+
+
+def _param(request: ChatRequest, tool: JSONObject) -> str:
+    """Path of a tool's schema; messages that declare tools keep no path, so for theirs the tool is named."""
+    places = [place for place, other in enumerate(request.tools) if other is tool]
+    return f"tools[{places[0]}].function.parameters" if places else f"messages, tool {_function(tool)['name']}"
 
 
 def _function(tool: JSONObject) -> JSONObject:

@@ -1,6 +1,6 @@
 """EBNF building blocks: rules, literals, character sets and integer ranges."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 # Control tokens are spelled in the grammar vocabulary as code points that Unicode does not have, so that
@@ -23,8 +23,43 @@ def literal(text: str) -> str:
 
 
 def char_set(ranges: Ranges) -> str:
-    """A set of characters given as inclusive code point ranges."""
-    return "[" + "".join(f"{_set_char(low)}-{_set_char(high)}" for low, high in ranges) + "]"
+    """A set of characters given as inclusive code point ranges; what UTF-8 cannot write is left out."""
+    parts = (part for low, high in ranges for part in utf8_ranges(low, high))
+    return "[" + "".join(f"{_set_char(low)}-{_set_char(high)}" for low, high in parts) + "]"
+
+
+_SURROGATES = (0xD800, 0xDFFF)
+_LAST_OF_LENGTH = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
+
+
+def utf8_ranges(low: int, high: int) -> Iterator[tuple[int, int]]:
+    """The range without surrogates, cut so that the UTF-8 of each part is one range per byte.
+
+    xgrammar 0.2.7 turns a range into bytes by its ends only: a range that is no such part accepts overlong forms and
+    surrogates, or has beginnings that nothing can follow.
+    """
+    first, last = _SURROGATES
+    if low <= last and high >= first:
+        yield from utf8_ranges(low, first - 1) if low < first else ()
+        yield from utf8_ranges(last + 1, high) if high > last else ()
+        return
+    for end in (*_LAST_OF_LENGTH, *_aligned_cuts(low, high)):
+        if low <= end < high:
+            yield from utf8_ranges(low, end)
+            yield from utf8_ranges(end + 1, high)
+            return
+    yield low, high
+
+
+def _aligned_cuts(low: int, high: int) -> Iterator[int]:
+    """Last code points of the parts in which the trailing bytes of a range would not be free."""
+    for bits in (6, 12, 18) if high > _LAST_OF_LENGTH[0] else ():
+        mask = (1 << bits) - 1
+        if low | mask < high:
+            if low & mask:
+                yield low | mask
+            if high & mask != mask:
+                yield (high & ~mask) - 1
 
 
 def without(ranges: Ranges, points: Iterable[int]) -> list[tuple[int, int]]:
@@ -90,6 +125,10 @@ class Rules:
         return "\n".join((f"root ::= {root}", *lines))
 
 
+MAX_EXCLUDED_CHARS = 256
+"""Longer words are not told apart from others: each character is a rule, and xgrammar takes seconds for thousands."""
+
+
 def words_except(rules: Rules, words: Iterable[str], alphabet: Ranges) -> str:
     """A rule for non-empty words over `alphabet` that are none of `words`."""
     tree = _Node()
@@ -101,16 +140,19 @@ def words_except(rules: Rules, words: Iterable[str], alphabet: Ranges) -> str:
             node.ends_word = True
     rest = repeat(char_set(alphabet), 0, None)
 
-    def build(node: _Node) -> str:
-        parts = [f"{literal(char)} {build(child)}" for char, child in node.children.items()]
+    # Every node before its children, without recursion: names may be long.
+    nodes = [tree]
+    for node in nodes:
+        nodes += node.children.values()
+    for node in reversed(nodes):
+        parts = [f"{literal(char)} {child.rule}" for char, child in node.children.items()]
         others = without(alphabet, [ord(char) for char in node.children])
         if others:
             parts.append(f"{char_set(others)} {rest}")
         if node is not tree and not node.ends_word:
             parts.append('""')
-        return rules.add("word", choice(parts))
-
-    return build(tree)
+        node.rule = rules.add("word", choice(parts))
+    return tree.rule
 
 
 @dataclass(slots=True)
@@ -119,6 +161,7 @@ class _Node:
 
     children: "dict[str, _Node]" = field(default_factory=lambda: {})
     ends_word: bool = False
+    rule: str = ""
 
 
 def integers(low: int, high: int) -> str:

@@ -8,7 +8,16 @@ from typing import Any
 
 from k3_sglang.chat.arguments import TypeName
 from k3_sglang.chat.canonical import canonical_json
-from k3_sglang.chat.grammar_rules import Rules, char_set, choice, integers, literal, repeat, words_except
+from k3_sglang.chat.grammar_rules import (
+    MAX_EXCLUDED_CHARS,
+    Rules,
+    char_set,
+    choice,
+    integers,
+    literal,
+    repeat,
+    words_except,
+)
 from k3_sglang.chat.grammar_strings import JSON_CHARS, CountedLengths, json_string
 from k3_sglang.chat.json_types import is_list
 from k3_sglang.chat.schema_branches import JSON_TYPES, Branch, SchemaBranches
@@ -139,18 +148,24 @@ class SchemaRules:
         digits = integers(low, high)
         if whole or self.bounds is TIGHT:
             return digits
-        return f'{digits} ("." [0-9]{{1,17}})? ([eE] [+-]? [0-9]{{1,3}})?'
+        return f'({digits} | "-0") ("." [0-9]{{1,17}})? ([eE] [+-]? [0-9]{{1,3}})?'
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         space = self.bounds.space
         first = schema.get("prefixItems")
-        fixed = [self.value(item) for item in first] if is_list(first) else []
-        low = max(0, schema.get("minItems", 0) - len(fixed))
-        high: int | None = schema.get("maxItems")
-        high = None if high is None else max(low, high - len(fixed))
+        least: int = schema.get("minItems", 0)
+        most: int | None = schema.get("maxItems")
+        given: list[Any] = first[:most] if is_list(first) else []
+        fixed = [self.value(item) for item in given]
+        items = schema.get("items", not fixed)
+        if items is False:
+            most = len(fixed)
+        if most is not None and least > most:
+            self.loosen(f"at least {least} items where at most {most} are allowed")
+        low = max(0, least - len(fixed))
+        high = None if most is None else max(low, most - len(fixed))
         if self.bounds.more_items is not None:
             high = min(low + self.bounds.more_items, low + self.bounds.more_items if high is None else high)
-        items = schema.get("items", not fixed)
         if items is False or high == 0:
             low, more = 0, ""
         else:
@@ -178,11 +193,16 @@ class SchemaRules:
         return self.rules.add("object", f'"{{" {space} {before} {space} "}}"')
 
     def members(self, schema: Mapping[str, Any], *, nested: bool) -> list["Member"]:
-        """Declared properties in order; required names without a schema follow as free values."""
+        """Declared properties in order; required names without a schema follow as additional ones."""
         properties: dict[str, Any] = schema.get("properties", {})
-        required: list[str] = schema.get("required", [])
+        required: dict[str, None] = dict.fromkeys(schema.get("required", []))
+        additional = schema.get("additionalProperties", True)
         named = [Member(name, sub, name in required) for name, sub in properties.items()]
-        named += [Member(name, True, True) for name in dict.fromkeys(required) if name not in properties]
+        undeclared = [name for name in required if name not in properties]
+        if undeclared and additional is False:
+            self.loosen("required properties that are not allowed")
+            additional = True
+        named += [Member(name, additional, True) for name in undeclared]
         if nested and not self.bounds.optional_members:
             named = [member for member in named if member.required]
         return named
@@ -197,6 +217,9 @@ class SchemaRules:
     def _additional(self, schema: Mapping[str, Any], names: list[str]) -> str:
         allowed = self.additional(schema)
         if allowed is None:
+            return ""
+        if any(len(name) > MAX_EXCLUDED_CHARS for name in names):
+            self.loosen(f"undeclared properties beside a name of more than {MAX_EXCLUDED_CHARS} characters")
             return ""
         space = self.bounds.space
         # Written without escapes, so that no other spelling of a declared name gets past.

@@ -2,8 +2,9 @@
 
 from k3_sglang.chat.grammar_rules import Ranges, Rules, char_set, repeat
 
-TEXT: Ranges = ((0x00, 0x10FFFF),)
-JSON_CHARS: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0x10FFFF))
+# Surrogates are no characters: bytes that spell one are not UTF-8 and would be read as several replacements.
+TEXT: Ranges = ((0x00, 0xD7FF), (0xE000, 0x10FFFF))
+JSON_CHARS: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF))
 """Characters of a JSON string that stand for themselves."""
 
 _QUOTE = '"\\""'

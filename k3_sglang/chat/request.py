@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from k3_sglang.chat.cache_marks import longest_ttl_s, unmarked_tools
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.json_types import is_list, is_object
 from k3_sglang.chat.request_fields import refuse, shown, wrong_type
@@ -46,7 +47,8 @@ def parse_request(
     """
     strict = not lenient
     messages = _messages(body, images, strict=strict)
-    tools = parse_tools(body.get("tools"), "tools", strict=strict)
+    declared_tools, tools_ttl_s = unmarked_tools(body.get("tools"), "tools") if strict else (body.get("tools"), None)
+    tools = parse_tools(declared_tools, "tools", strict=strict)
     if strict:
         _check_all_tools(tools, messages)
     declared = (*tools, *(tool for _, message in messages for tool in message.tools or ()))
@@ -61,6 +63,7 @@ def parse_request(
         thinking=thinking,
         parallel_tool_calls=_flag(body, "parallel_tool_calls"),
         add_generation_prompt=strict or _flag(body, "add_generation_prompt"),
+        tools_cache_ttl_s=tools_ttl_s,
     )
 
 
@@ -144,21 +147,25 @@ def _name_matched_results(messages: list[tuple[int, Message]]) -> list[Message]:
     """
     named: list[Message] = []
     calls: tuple[ToolCall, ...] = ()
-    for is_result, run in groupby(messages, key=lambda entry: entry[1].role == "tool"):
+    by_place = False
+    for is_result, group in groupby(messages, key=lambda entry: entry[1].role == "tool"):
         if is_result:
-            named += _named_run(list(run), calls)
+            run = list(group)
+            # Results without ids are named by their place, as long as all that answer the turn have none.
+            by_place = by_place and not any(message.tool_call_id for _, message in run)
+            named += _named_run(run, calls, by_place=by_place)
             continue
-        for _, message in run:
+        for _, message in group:
             named.append(message)
             if message.role == "assistant":
-                calls = message.tool_calls
+                calls, by_place = message.tool_calls, bool(message.tool_calls)
     return named
 
 
-def _named_run(run: list[tuple[int, Message]], calls: tuple[ToolCall, ...]) -> Iterator[Message]:
+def _named_run(run: list[tuple[int, Message]], calls: tuple[ToolCall, ...], *, by_place: bool) -> Iterator[Message]:
     matches = match_ids([message.tool_call_id for _, message in run], calls)
     for (index, message), match in zip(run, matches, strict=True):
-        if match is None and message.name is None and (message.tool_call_id or not calls):
+        if match is None and message.name is None and not by_place:
             refuse(
                 f"messages[{index}].tool_call_id",
                 "tool_name_unresolvable",
@@ -186,7 +193,8 @@ def _merge_split_turns(messages: list[Message]) -> list[Message]:
             and not message.reasoning
             and last.name == message.name
         ):
-            merged[-1] = replace(last, tool_calls=message.tool_calls)
+            ttl_s = longest_ttl_s((last.cache_ttl_s, message.cache_ttl_s))
+            merged[-1] = replace(last, tool_calls=message.tool_calls, cache_ttl_s=ttl_s)
         else:
             merged.append(message)
     return merged

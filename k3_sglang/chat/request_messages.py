@@ -1,9 +1,11 @@
 """Messages of a request: roles, contents, reasoning, calls and results."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from k3_sglang.chat.arguments import load_arguments
+from k3_sglang.chat.cache_marks import MARK, cache_ttl_s, longest_ttl_s, unmarked_tools
 from k3_sglang.chat.canonical import spaced_json
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.json_types import is_list, is_object
@@ -29,8 +31,8 @@ from k3_sglang.chat.types import (
 )
 
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-# A hint some clients attach everywhere; it changes nothing about the prompt.
-_HINT_KEYS = frozenset(("cache_control",))
+# A hint; it changes nothing about the prompt.
+_HINT_KEYS = frozenset((MARK,))
 _COMMON_KEYS = _HINT_KEYS | {"role", "content", "name"}
 # `tools` is let through for its own refusal, which says where it belongs.
 _ROLE_KEYS: dict[Role, frozenset[str]] = {
@@ -52,6 +54,8 @@ class MessageParser:
     def __init__(self, image_sizes: Any, images: ImageResolver | None = None, *, strict: bool) -> None:
         self._strict = strict
         self._images = images
+        if image_sizes is not None and not is_list(image_sizes):
+            wrong_type("image_sizes", image_sizes, "a list of [width, height], one for each image part")
         self._sizes: Iterator[Any] = iter(image_sizes or ())
 
     def parse(self, value: Any, index: int) -> Message | None:
@@ -64,7 +68,7 @@ class MessageParser:
             return None
         if self._strict:
             _check_keys(value, role, param)
-        tools = self._tools(value, role, param)
+        tools, tools_ttl_s = self._tools(value, role, param)
         content = self._content(value.get("content"), role, f"{param}.content")
         if tools and self._strict and content:
             refuse(
@@ -82,8 +86,9 @@ class MessageParser:
             reasoning=_reasoning(value, param) if assistant else None,
             tool_calls=self._tool_calls(value.get("tool_calls"), f"{param}.tool_calls") if assistant else (),
             tool_call_id=optional_text(value, "tool_call_id", param) if role == "tool" else None,
-            name=optional_text(value, "name", param) or (optional_text(value, "tool", param) or None),
+            name=_name(value, role, param),
             tools=tools or None,
+            cache_ttl_s=longest_ttl_s((tools_ttl_s, self._ttl_s(value, param))),
         )
 
     def finish(self) -> None:
@@ -107,13 +112,19 @@ class MessageParser:
             )
         return None
 
-    def _tools(self, value: Mapping[str, Any], role: Role, param: str) -> tuple[JSONObject, ...]:
-        declared = value.get("tools")
+    def _ttl_s(self, owner: Mapping[str, Any], param: str) -> int | None:
+        """The mark of a message or part; the reference knows none."""
+        return cache_ttl_s(owner, param) if self._strict else None
+
+    def _tools(self, value: Mapping[str, Any], role: Role, param: str) -> tuple[tuple[JSONObject, ...], int | None]:
+        declared, ttl_s = value.get("tools"), None
         if declared is not None and role != "system":
             if self._strict:
                 refuse(f"{param}.tools", "tools_on_wrong_role", f"a {role} message cannot declare tools; system can")
-            return ()
-        return parse_tools(declared, f"{param}.tools", strict=self._strict)
+            return (), None
+        if self._strict:
+            declared, ttl_s = unmarked_tools(declared, f"{param}.tools")
+        return parse_tools(declared, f"{param}.tools", strict=self._strict), ttl_s
 
     def _content(self, value: Any, role: Role, param: str) -> Content:
         if value is None or isinstance(value, str):
@@ -138,7 +149,7 @@ class MessageParser:
             )
         if self._strict and role != "assistant":
             refuse_unknown(part, _TEXT_PART_KEYS, param, "a text part")
-        return TextPart(text)
+        return TextPart(text, self._ttl_s(part, param))
 
     def _tool_calls(self, value: Any, param: str) -> tuple[ToolCall, ...]:
         if value is None:
@@ -155,9 +166,11 @@ class MessageParser:
         source = image_source(part)
         if source is None:
             wrong_type(param, part.get(str(part["type"])), "an image given as a string or an object with `url`")
+        ttl_s = self._ttl_s(part, param)
         size = next(self._sizes, None)
         if size is None and self._images is not None:
-            return self._images(source, param)
+            image = self._images(source, param)
+            return image if ttl_s is None else replace(image, cache_ttl_s=ttl_s)
         if size is None:
             refuse(
                 param,
@@ -166,7 +179,7 @@ class MessageParser:
             )
         if not is_list(size) or len(size) != 2 or not all(type(side) is int and side > 0 for side in size):
             wrong_type("image_sizes", size, "[width, height] in pixels")
-        return ImagePart(source, (size[0], size[1]))
+        return ImagePart(source, (size[0], size[1]), cache_ttl_s=ttl_s)
 
 
 def image_source(part: Mapping[str, Any]) -> str | None:
@@ -219,6 +232,14 @@ def _check_keys(value: Mapping[str, Any], role: Role, param: str) -> None:
         return
     empty = {key for key in _OTHER_ROLES_KEYS if not value.get(key)}
     refuse_unknown(value, _ROLE_KEYS[role] | empty, param, f"a {role} message")
+
+
+def _name(value: Mapping[str, Any], role: Role, param: str) -> str | None:
+    """The participant's name; on a tool message the tool's, which may also stand under `tool`."""
+    name = optional_text(value, "name", param)
+    if not name and role == "tool":
+        name = optional_text(value, "tool", param)
+    return name or None
 
 
 def _reasoning(value: Mapping[str, Any], param: str) -> str | None:

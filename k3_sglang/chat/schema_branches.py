@@ -1,11 +1,12 @@
 """JSON schemas as alternatives of one JSON type each: references, unions, enums and missing types resolved."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from k3_sglang.chat.arguments import TypeName, type_name
 from k3_sglang.chat.json_types import is_list, is_object
-from k3_sglang.chat.schema_check import follows
+from k3_sglang.chat.schema_check import follows, is_equal
 from k3_sglang.chat.schema_keywords import StepBudget, resolve, usable
 
 JSON_TYPES: tuple[TypeName, ...] = ("object", "array", "string", "number", "boolean", "null")
@@ -50,17 +51,48 @@ class SchemaBranches:
             yield from self.of(self._joined(schema), seen)
         elif union := next((key for key in ("anyOf", "oneOf") if key in schema), ""):
             base = {key: value for key, value in schema.items() if key != union}
-            for alternative in schema[union]:
-                yield from self.of(self._merge(base, alternative), seen)
+            alternatives = (self.of(self._merge(base, alternative), seen) for alternative in schema[union])
+            yield from self._exclusive(alternatives) if union == "oneOf" else chain.from_iterable(alternatives)
         elif "const" in schema or "enum" in schema:
             yield from self._listed(schema)
         else:
             yield from self._typed(schema)
 
+    def _exclusive(self, alternatives: Iterable[Iterator[Branch]]) -> Iterator[Branch]:
+        """The branches of alternatives of which only one may hold, taken as any of them."""
+        before: list[Branch] = []
+        exclusive = True
+        for alternative in alternatives:
+            branches = list(alternative)
+            exclusive = exclusive and all(self._differ(one, other) for one in branches for other in before)
+            before += branches
+            yield from branches
+        if not exclusive:
+            self._note("oneOf")
+
+    def _differ(self, one: Branch, other: Branch) -> bool:
+        """Whether it is plain that no value is in both: other types, other constants, or other constant members."""
+        if not self._budget.spend():
+            return False
+        (kind, first), (other_kind, second) = one, other
+        if kind != other_kind:
+            return all("type" in branch or "const" in branch for branch in (first, second))
+        if "const" in first and "const" in second:
+            return not is_equal(first["const"], second["const"])
+        if kind != "object":
+            return False
+        names = {*first.get("required", ())} & {*second.get("required", ())}
+        members = [(_constant(first, name), _constant(second, name)) for name in names]
+        return any(a and b and not is_equal(a[0], b[0]) for a, b in members)
+
     def _typed(self, schema: dict[str, Any]) -> Iterator[Branch]:
         kinds = schema.get("type")
         if kinds is None:
-            kinds = [*_implied_types(schema)] or list(self._any_types)
+            # Left without a type, which tells that values of other types follow the schema too.
+            implied: tuple[TypeName, ...] = (*_implied_types(schema),)
+            for one in implied or self._any_types:
+                yield one, schema
+            return
         for kind in kinds if is_list(kinds) else [kinds]:
             if kind in _BY_NAME:
                 yield _BY_NAME[kind], {**schema, "type": kind}
@@ -77,7 +109,10 @@ class SchemaBranches:
             return
         beside = {name: rule for name, rule in schema.items() if name != key}
         for value in values:
-            if not beside or follows(value, beside, self._document) is not False:
+            allowed = follows(value, beside, self._document, self._budget) if beside else True
+            if allowed is None:
+                self._note(f"{key} beside what cannot be decided")
+            if allowed is not False:
                 yield type_name(value), {"const": value}
 
     def _referred(self, schema: dict[str, Any], seen: tuple[str, ...]) -> Iterator[Branch]:
@@ -116,6 +151,8 @@ class SchemaBranches:
             merged["properties"] = _joined_members(base["properties"], other["properties"])
         if "required" in base and "required" in other:
             merged["required"] = list(dict.fromkeys((*base["required"], *other["required"])))
+        if _is_list_of_two(base, other) or _is_list_of_two(other, base):
+            self._note("items beside prefixItems of another schema")
         if _is_closed(base, other) or _is_closed(other, base):
             self._note("additionalProperties beside properties of another schema")
         clash = {key for key in base.keys() & other.keys() if base[key] != other[key]} - {"properties", "required"}
@@ -135,6 +172,22 @@ def _is_closed(schema: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     if schema.get("additionalProperties", True) in (True, {}):
         return False
     return not other.get("properties", {}).keys() <= schema.get("properties", {}).keys()
+
+
+def _is_list_of_two(schema: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether `schema` has a rule for all items, of which `other` has its own for the first."""
+    if "prefixItems" in schema or schema.get("items", True) in (True, {}):
+        return False
+    return bool(other.get("prefixItems"))
+
+
+def _constant(schema: Mapping[str, Any], name: str) -> tuple[Any] | None:
+    """The one value that an object's member may have, if its schema gives it as a constant."""
+    member = schema.get("properties", {}).get(name)
+    if not is_object(member):
+        return None
+    listed = [member["const"]] if "const" in member else member.get("enum")
+    return (listed[0],) if is_list(listed) and len(listed) == 1 else None
 
 
 def _implied_types(schema: Mapping[str, Any]) -> Iterator[TypeName]:

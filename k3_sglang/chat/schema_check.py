@@ -1,5 +1,6 @@
 """Whether a JSON value follows a JSON schema: checks what a grammar had to leave open, and filters enumerations."""
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
@@ -8,38 +9,43 @@ from typing import Any
 from k3_sglang.chat.arguments import type_name
 from k3_sglang.chat.canonical import canonical_json
 from k3_sglang.chat.json_types import is_list, is_object
-from k3_sglang.chat.schema_keywords import is_count, is_number, resolve
-from k3_sglang.chat.schema_patterns import pattern_matches
+from k3_sglang.chat.schema_keywords import StepBudget, is_count, is_number, resolve
+from k3_sglang.chat.schema_patterns import pattern_matches, search_steps
 
-_MAX_STEPS = 100_000
+MAX_STEPS = 100_000
 _SHOWN_CHARS = 60
+# So many steps of a pattern's search take as long as one step of a check.
+_SEARCH_STEPS = 5_000
+# So many values of an enumeration are compared in one step.
+_ENUM_VALUES = 8
 
 
-def schema_problem(value: Any, schema: Any, document: Any = None) -> str | None:
+def schema_problem(value: Any, schema: Any, document: Any = None, budget: StepBudget | None = None) -> str | None:
     """Where `value` breaks `schema` first, as "path: what"; None if it follows it or that cannot be decided.
 
     `document` is what local references point into, `schema` itself by default. What is not decided counts as
-    followed: remote references, patterns that could take long, and everything after 100,000 steps.
+    followed: remote references, patterns that could take long, and everything after the steps of `budget`, by
+    default 100,000 of its own.
     """
-    checker = _Checker(schema if document is None else document)
+    checker = _Checker(schema if document is None else document, budget or StepBudget(MAX_STEPS))
     try:
         return checker.problem(value, schema, "")
     except RecursionError:
         return None
 
 
-def follows(value: Any, schema: Any, document: Any) -> bool | None:
+def follows(value: Any, schema: Any, document: Any, budget: StepBudget | None = None) -> bool | None:
     """Whether `value` follows `schema`; None if that cannot be decided."""
     try:
-        return _Checker(document).follows(value, schema)
+        return _Checker(document, budget or StepBudget(MAX_STEPS)).follows(value, schema)
     except RecursionError:
         return None
 
 
 class _Checker:
-    def __init__(self, document: Any) -> None:
+    def __init__(self, document: Any, budget: StepBudget) -> None:
         self._document = document
-        self._steps = _MAX_STEPS
+        self._budget = budget
         self._undecided = False
 
     def follows(self, value: Any, schema: Any) -> bool | None:
@@ -49,8 +55,8 @@ class _Checker:
         return None if undecided else problem is None
 
     def problem(self, value: Any, schema: Any, path: str) -> str | None:
-        self._steps -= 1
-        if self._steps < 0:
+        listed = schema.get("enum") if is_object(schema) else None
+        if not self._budget.spend(1 + (len(listed) // _ENUM_VALUES if is_list(listed) else 0)):
             self._undecided = True
             return None
         if schema is False:
@@ -72,11 +78,15 @@ class _Checker:
     def _text_problems(self, value: str, schema: Mapping[str, Any]) -> Iterator[str]:
         yield from _count_problems(len(value), schema, "minLength", "maxLength", "characters")
         pattern = schema.get("pattern")
-        if isinstance(pattern, str):
-            matches = pattern_matches(pattern, value)
-            self._undecided |= matches is None
-            if matches is False:
-                yield f"{_shown(value)} does not match the pattern {pattern[:_SHOWN_CHARS]}"
+        if isinstance(pattern, str) and self._matches(pattern, value) is False:
+            yield f"{_shown(value)} does not match the pattern {pattern[:_SHOWN_CHARS]}"
+
+    def _matches(self, pattern: str, text: str) -> bool | None:
+        cost = search_steps(pattern, text)
+        if cost is None or not self._budget.spend(cost // _SEARCH_STEPS):
+            self._undecided = True
+            return None
+        return pattern_matches(pattern, text)
 
     def _list_problems(self, value: list[Any], schema: Mapping[str, Any], path: str) -> Iterator[str]:
         for what in _count_problems(len(value), schema, "minItems", "maxItems", "items"):
@@ -133,8 +143,7 @@ class _Checker:
             known = True
             yield properties[name]
         for pattern, rule in _members(schema.get("patternProperties")):
-            matches = pattern_matches(pattern, name)
-            self._undecided |= matches is None
+            matches = self._matches(pattern, name)
             known |= matches is not False
             if matches:
                 yield rule
@@ -198,7 +207,9 @@ def _number_problems(value: float, schema: Mapping[str, Any]) -> Iterator[str]:
         if _BREAKS[key](value, limit):
             yield f"{value} breaks {key} {limit}"
     step = schema.get("multipleOf")
-    if is_number(step) and step > 0 and Fraction(str(value)) % Fraction(str(step)):
+    # Python reads 1e999 as infinity, which is no fraction.
+    is_finite = isinstance(value, int) or math.isfinite(value)
+    if is_number(step) and step > 0 and is_finite and Fraction(str(value)) % Fraction(str(step)):
         yield f"{value} is no multiple of {step}"
 
 
@@ -220,13 +231,19 @@ def _count_problems(count: int, schema: Mapping[str, Any], low: str, high: str, 
 
 def _is_kind(value: Any, kind: Any) -> bool:
     if kind == "integer":
-        return type_name(value) == "number" and float(value).is_integer()
+        # An integer may be too large for a float.
+        return type_name(value) == "number" and (isinstance(value, int) or value.is_integer())
     return type_name(value) == kind
 
 
 def _canonical(value: Any) -> str:
     """Text that is equal for equal JSON values: 1.0 is 1, order of keys does not matter."""
     return canonical_json(_plain(value))
+
+
+def is_equal(value: Any, other: Any) -> bool:
+    """Whether two values are the same JSON value."""
+    return _canonical(value) == _canonical(other)
 
 
 def _plain(value: Any) -> Any:

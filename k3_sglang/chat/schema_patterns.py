@@ -19,9 +19,18 @@ def pattern_matches(pattern: str, text: str) -> bool | None:
     are not tried, others only where their number and the text's length bound the steps.
     """
     known = _compiled(pattern)
-    if known is None or known.choices * (len(text) + 1) ** known.repeats > _MAX_STEPS:
+    if known is None or search_steps(pattern, text) is None:
         return None
     return known.pattern.search(text) is not None
+
+
+def search_steps(pattern: str, text: str) -> int | None:
+    """Most steps that looking for `pattern` in `text` can take; None if that is too many or not known."""
+    known = _compiled(pattern)
+    if known is None:
+        return None
+    steps = known.choices * (len(text) + 1) ** known.repeats
+    return steps if steps <= _MAX_STEPS else None
 
 
 class _Pattern(NamedTuple):

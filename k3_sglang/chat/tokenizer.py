@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from sys import getsizeof
 
 import tiktoken
 
@@ -188,14 +189,16 @@ class K3Tokenizer:
             self._cache.clear()
             self._cache_tokens = 0
         self._cache[text] = ids
-        self._cache_tokens += len(ids) + _CACHE_ENTRY_TOKENS
+        self._cache_tokens += len(ids) + _CACHE_ENTRY_TOKENS + getsizeof(text) // _CACHE_BYTES
         return ids
 
 
-# About 40 MB at most: 8 bytes per id and 28 for its integer, the texts, and each entry counted as 16 tokens.
+# About 40 MB at most: 8 bytes per id and 28 for its integer, 36 of a text counted as one more (a token may be 256
+# spaces), and each entry as 16.
 _CACHE_TOKENS = 1_000_000
 _CACHE_TEXT_TOKENS = 256
 _CACHE_ENTRY_TOKENS = 16
+_CACHE_BYTES = 36
 
 
 class IncrementalDecoder:

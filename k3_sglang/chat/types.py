@@ -1,7 +1,7 @@
 """The conversation vocabulary shared by the serving plugin and the agent runtime."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -26,9 +26,10 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Text inside a list content."""
+    """Text inside a list content. `cache_ttl_s`: see `Message`."""
 
     text: str
+    cache_ttl_s: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class ImagePart:
     size: tuple[int, int] | None = None
     digest: bytes = b""
     tokens: int = 1
+    cache_ttl_s: int | None = field(default=None, compare=False)
 
 
 ImageResolver: TypeAlias = Callable[[str, str], ImagePart]
@@ -69,7 +71,9 @@ class Message:
     `name` is the participant's name, or the tool's name on a tool message. `tools` declares further tools
     in place (system messages only). `recorded_ids` are the ids the model generated for this assistant turn,
     from right after the generation prompt to `<|end_of_msg|>` inclusive; they replace the rendered turn.
-    `recorded_start` is the channel the generation prompt of that turn had left open.
+    `recorded_start` is the channel the generation prompt of that turn had left open. `cache_ttl_s` is set where the
+    client marked the end of this message as one to go on from (`cache_control`): seconds to keep it. It is no part of
+    the conversation, so messages that differ in it only are equal.
     """
 
     role: Role
@@ -81,6 +85,7 @@ class Message:
     tools: tuple[JSONObject, ...] | None = None
     recorded_ids: tuple[int, ...] | None = None
     recorded_start: Channel = "think"
+    cache_ttl_s: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class ChatRequest:
 
     `tool_choice` is None when the client sent none, which means "auto" and renders like it.
     `effort` None renders no effort directive; `parse_request` fills in the default "max".
+    `tools_cache_ttl_s` is `cache_ttl_s` of the tools.
     """
 
     messages: tuple[Message, ...]
@@ -117,6 +123,7 @@ class ChatRequest:
     thinking: bool = True
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
+    tools_cache_ttl_s: int | None = field(default=None, compare=False)
 
     @property
     def start(self) -> Channel:

@@ -104,7 +104,7 @@ def _cache_flags(resolved: Resolved) -> list[Flag]:
     if resolved.settings.cache == "k3":
         return [
             Flag("radix-cache-backend", "k3", "checkpoints are kept by value"),
-            Flag("mamba-radix-cache-strategy", *_state_strategy(resolved)),
+            Flag("mamba-radix-cache-strategy", "no_buffer", "states at ends of chunks and turns, no spare slots"),
         ]
     return [
         Flag(
@@ -113,13 +113,6 @@ def _cache_flags(resolved: Resolved) -> list[Flag]:
             "auto may fall back to no_buffer, which keeps states only at request ends",
         ),
     ]
-
-
-def _state_strategy(resolved: Resolved) -> tuple[str, str]:
-    """How the k3 cache gets its states, and why."""
-    if resolved.page_size == 1 and not resolved.overlap:
-        return "no_buffer", "the state at the exact end of a chunk or turn, without spare slots per request"
-    return "extra_buffer", "pages or overlapped steps need snapshots on a grid"
 
 
 def _cpu_flags() -> list[Flag]:
@@ -226,6 +219,8 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "allow_image_hosts": resolved.settings.allow_image_hosts,
         "guard": resolved.settings.guard,
         "ledger": resolved.settings.ledger,
+        "cache_hints": resolved.settings.cache_hints == "on",
+        "cache_routes": resolved.settings.cache_routes == "on",
         "constrained_by_default": resolved.constrain,
         "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
         "shutdown_grace_s": resolved.settings.stop_grace_s,

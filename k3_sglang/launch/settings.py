@@ -62,6 +62,12 @@ class LaunchSettings(BaseModel):
     cut_cost_tokens: Count | None = Field(
         None, description="cache k3: prompt tokens one more prefill step is worth; a cut that saves less is not made"
     )
+    cache_hints: Literal["on", "off"] = Field(
+        "on", description="cache k3: the gateway tells it of sessions and shared positions; the speed only changes"
+    )
+    cache_routes: Literal["on", "off"] = Field(
+        "on", description="the gateway serves the routes that show and steer the cache, to whoever reaches it"
+    )
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="always decode under a turn grammar; auto: only for untrained weights"
     )

@@ -58,7 +58,7 @@ async def test_thinking_text_and_usage_are_gathered() -> None:
     assert deltas == [ReasoningDelta("let me "), ReasoningDelta("see"), ContentDelta("Hel"), ContentDelta("lo")]
 
 
-async def test_names_and_arguments_split_over_interleaved_deltas_are_put_together_by_index() -> None:
+async def test_case16_names_and_arguments_split_over_interleaved_deltas_are_put_together_by_index() -> None:
     deltas: list[Delta] = []
     reply = Reply(
         [
@@ -102,7 +102,7 @@ async def test_a_call_cut_before_its_name_is_dropped() -> None:
     assert [call.name for call in turn.tool_calls] == ["f"] and turn.finish_reason == "length"
 
 
-async def test_thinking_in_the_newer_dialect_is_not_lost() -> None:
+async def test_b52_thinking_in_the_newer_dialect_is_not_lost() -> None:
     assert (await ask(Reply([{"reasoning": "hm"}, {"content": "x"}]))).reasoning == "hm"
 
 

@@ -46,6 +46,7 @@ def test_a_model_that_writes_nonsense_does_not_stop_the_session(repository: Path
     script = [
         calls(("read_file", {"path": "\x00\u001b[31m[bold]"}), ("qzx", "{}"), ids="a"),
         Reply([{"reasoning_content": "hrm"}], "stop"),
+        Reply([{"reasoning_content": "hrm again"}], "stop"),
         calls(("write_file", '{"path": "x'), ("run_command", {"command": "(((", "timeout_s": 1}), ids="b"),
         Reply([{"content": "cut"}], "length"),
         calls(("search_files", {"text": "m", "path": "zzz"}), ids="c"),
@@ -58,7 +59,8 @@ def test_a_model_that_writes_nonsense_does_not_stop_the_session(repository: Path
         assert ending in done.stdout
     assert "\x1b" not in done.stdout and "\x00" not in done.stdout
     sizes = [len(request["messages"]) for request in endpoint.requests]
-    assert sizes == sorted(sizes) and len(set(sizes)) == len(sizes), "the history must grow with every step"
+    assert sizes[1] == sizes[2], "an empty answer is asked for again"
+    assert sizes == sorted(sizes) and len(set(sizes)) == len(sizes) - 1, "the history must grow with every step"
 
 
 def test_a_full_context_window_ends_the_session_in_good_order(repository: Path) -> None:
@@ -66,7 +68,8 @@ def test_a_full_context_window_ends_the_session_in_good_order(repository: Path) 
     with serve(says("hi"), full) as endpoint:
         done = run_example(repository, endpoint.base_url)
     assert done.returncode == 0, done.stderr
-    assert "turn 2 ended: context_full" in done.stdout and len(endpoint.requests) == 2
+    assert "turn 2 ended: context_full" in done.stdout
+    assert len(endpoint.requests) == 3, "compressing was tried, and did not fit either"
 
 
 def test_without_a_server_there_is_one_line_that_says_what_to_do(

@@ -97,7 +97,7 @@ async def test_parallel_calls_of_one_turn_meet_and_answer_in_order() -> None:
     assert tool_texts(endpoint) == ["a", "b"]
 
 
-async def test_failures_are_read_by_the_model_and_the_run_goes_on() -> None:
+async def test_b09_failures_are_read_by_the_model_and_the_run_goes_on() -> None:
     script = [
         calls(("ad", {}), ("add", '{"a": 1'), ("add", {"a": 1, "b": "2"}), ("add", {"a": 1, "b": 1})),
         says("done"),
@@ -115,7 +115,7 @@ async def test_failures_are_read_by_the_model_and_the_run_goes_on() -> None:
     ]
 
 
-async def test_a_call_cut_off_at_the_output_limit_is_not_executed_even_when_it_looks_whole() -> None:
+async def test_b12_a_call_cut_off_at_the_output_limit_is_not_executed_even_when_it_looks_whole() -> None:
     ran: list[str] = []
 
     @tool
@@ -242,7 +242,7 @@ def test_the_sync_wrapper_runs_several_turns_on_one_connection() -> None:
             assert agent.run("thanks").text == "bye"
 
 
-async def test_many_sessions_at_once_do_not_see_each_other() -> None:
+async def test_case30_many_sessions_at_once_do_not_see_each_other() -> None:
     answered: dict[int, Any] = {}
 
     async def session(number: int, client: ChatClient) -> None:

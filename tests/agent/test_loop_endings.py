@@ -10,10 +10,11 @@ from agent_runtime.engine.chat_errors import EndpointFailed, StreamBroken
 from agent_runtime.engine.openai_chat import ChatClient
 from agent_runtime.events import (
     ContentDelta,
+    ReasoningDelta,
     RunStatus,
     ToolStarted,
 )
-from agent_runtime.loop import Agent, Limits
+from agent_runtime.loop import Agent, Limits, Retries
 from agent_runtime.repeats import RepeatLimits
 from agent_runtime.tools.registry import ToolRegistry, tool
 
@@ -62,8 +63,9 @@ async def test_cancelling_in_the_middle_of_a_tool_leaves_every_call_answered() -
     assert done == "3" and interrupted.startswith("Interrupted before there was a result.")
 
 
-async def test_cancelling_in_the_middle_of_an_answer_records_nothing_of_it() -> None:
-    with serve(Reply([{"content": "half"}], None, end="hang"), says("whole")) as endpoint:
+async def test_text_of_an_answer_that_is_cancelled_stays_with_a_mark() -> None:
+    half = Reply([{"reasoning_content": "hm"}, {"content": "half"}], None, end="hang")
+    with serve(half, says("whole")) as endpoint:
         async with ChatClient(endpoint.base_url) as client:
             agent = Agent(client, ToolRegistry())
             stream = agent.run_stream("go")
@@ -71,14 +73,30 @@ async def test_cancelling_in_the_middle_of_an_answer_records_nothing_of_it() -> 
                 if isinstance(event, ContentDelta):
                     break
             await stream.aclose()
-            assert [m.role for m in agent.conversation.messages] == ["user"]
             assert (await agent.run("again")).text == "whole"
+    assert endpoint.requests[1]["messages"][1:] == [
+        {"role": "assistant", "content": "half\n\n[interrupted]", "reasoning_content": "hm"},
+        {"role": "user", "content": "again"},
+    ]
+
+
+async def test_thinking_that_was_cancelled_is_only_in_the_log() -> None:
+    with serve(Reply([{"reasoning_content": "hm"}], None, end="hang")) as endpoint:
+        async with ChatClient(endpoint.base_url) as client:
+            agent = Agent(client, ToolRegistry())
+            stream = agent.run_stream("go")
+            async for event in stream:
+                if isinstance(event, ReasoningDelta):
+                    break
+            await stream.aclose()
+    assert [m.role for m in agent.conversation.messages] == ["user"]
+    assert [e["reasoning"] for e in agent.history.store.entries() if e["kind"] == "partial"] == ["hm"]
 
 
 async def test_a_broken_stream_is_an_error_and_the_agent_can_go_on() -> None:
     with serve(Reply([{"content": "half"}], None), says("whole")) as endpoint:
         async with ChatClient(endpoint.base_url) as client:
-            agent = Agent(client, ToolRegistry())
+            agent = Agent(client, ToolRegistry(), limits=Limits(retries=Retries(failures=0)))
             with pytest.raises(StreamBroken):
                 await agent.run("go")
             assert (await agent.run("again")).text == "whole"

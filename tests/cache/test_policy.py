@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from k3_sglang.cache.naming import declare_named
 from k3_sglang.cache.policy import CheckpointIndex, EvictionSettings
 from k3_sglang.cache.types import Checkpoint, Role
 
@@ -71,6 +72,8 @@ def change(index: CheckpointIndex, chooser: random.Random, next_key: int) -> Non
         (4, lambda: index.pin(one.key, index.clock_s + 3)),
         (4, lambda: index.expect(one.key, chooser.random() * 50)),
         (4, lambda: index.release(chooser.choice(["a", "b"]))),
+        (3, lambda: index.demote(chooser.choice(["a", "b"]), chooser.choice([0, one.depth]))),
+        (3, lambda: index.unpin(one.key)),
         (14, evict),
     ]
     chooser.choices([event for _, event in events], [weight for weight, _ in events])[0]()
@@ -204,14 +207,14 @@ def test_locked_and_pinned_checkpoints_are_no_victims_until_they_are_free_again(
     made = chain(index, 0, [10, 20, 30, 40])
     index.begin_request(100.0)
     index.set_locked(0, True)
-    assert index.pin(1, 150.0)
-    assert not index.pin(2, 150.0), "one of four is the budget"
-    assert made[2].declared
-    spared = {2, 3}
+    assert index.pin(2, 150.0)
+    assert not index.pin(3, 150.0), "one of four is the budget"
+    assert made[3].declared
+    spared = {1, 3}
     assert index.victim(spared) is None
     index.begin_request(151.0)
     victim = index.victim(spared)
-    assert victim is made[1]
+    assert victim is made[2]
     index.set_locked(0, False)
     assert index.victim({1, 2, 3}) is made[0]
 
@@ -226,6 +229,57 @@ def test_release_reaches_only_what_one_session_used_alone() -> None:
     assert index.victim() is tip
     index.use(tip.key, "a")
     assert not tip.released, "it came back after all"
+
+
+def test_an_abandoned_branch_goes_before_working_sessions_and_comes_back_with_its_next_use() -> None:
+    index = CheckpointIndex()
+    chain(index, 1, [1000, 9000, 9800], session="left")
+    chain(index, 11, [3000], session="working")
+    assert index.demote("left", start=1000) == 2
+    assert index.demote("left", start=1000) == 0, "it is as old as it gets"
+    assert index.get(1).last_use == index.tick, "the head is before the branch"  # type: ignore[union-attr]
+    before = index.score(index.get(3))  # type: ignore[arg-type]
+    assert before < index.score(index.get(11))  # type: ignore[arg-type]
+    index.use(3, "left")
+    assert index.score(index.get(3)) == before + SETTINGS.knee * SETTINGS.young_octaves  # type: ignore[arg-type]
+    index.use(2, "other")
+    index.use(2, "left")
+    assert index.demote("left") == 2, "what two sessions used is not demoted"
+
+
+def test_when_pins_are_spent_those_that_their_own_path_left_behind_give_way() -> None:
+    index = CheckpointIndex()
+    turns = chain(index, 1, [100, 200, 300, 400, 500, 600, 700, 800])
+    index.begin_request(1.0)
+    assert index.pin(2, 100.0)
+    assert index.pin(1, 100.0)
+    assert not index.pin(3, 100.0), "it is superseded as well"
+    assert index.pin(8, 100.0)
+    assert [turn.pinned_until_s for turn in turns] == [0, 100, 0, 0, 0, 0, 0, 100], "of equal ones the older goes"
+    assert index.pin(7, 100.0)
+    assert [turn.pinned_until_s for turn in turns] == [0, 0, 0, 0, 0, 0, 100, 100]
+    index.add(20, 650, 6)
+    assert not index.pin(20, 100.0), "neither of the two is superseded"
+
+
+def test_named_positions_on_a_path_are_declared_or_pinned_and_pins_are_renewed() -> None:
+    index = CheckpointIndex()
+    path = chain(index, 1, [100, 200, 300, 400])
+    chain(index, 11, list(range(10, 90, 10)))
+    index.begin_request(50.0)
+    declare_named(index, 4, {100: 0.0, 250: 60.0, 300: 60.0, 390: 1.0, 1000: 5.0})
+    assert [checkpoint.declared for checkpoint in path] == [True, False, False, False]
+    assert [checkpoint.pinned_until_s for checkpoint in path] == [0, 0, 110.0, 0]
+    index.begin_request(60.0)
+    declare_named(index, 4, {300: 10.0})
+    assert path[2].pinned_until_s == 110.0, "a shorter pin does not shorten the one that holds"
+    declare_named(index, 3, {300: 60.0})
+    assert path[2].pinned_until_s == 120.0
+    index.unpin(3)
+    index.unpin(3)
+    assert path[2].pinned_until_s == 0
+    declare_named(index, 2, {210: 0.0}, grid=16)
+    assert path[1].declared
 
 
 def test_a_session_that_is_expected_late_keeps_its_place() -> None:

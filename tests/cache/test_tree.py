@@ -24,16 +24,17 @@ def cases(count: int, seed: int) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for _ in range(count):
         page = chooser.choice([1, 1, 48, 64, 128])
-        extra_buffer = page > 1 or chooser.random() < 0.25
+        extra_buffer = chooser.random() < 0.25
         made.append(
             {
                 "seed": chooser.randrange(1 << 30),
                 "page": page,
                 "chunk": max(chooser.choice([16, 64]), page),
                 "extra_buffer": extra_buffer,
-                "slots": chooser.choice([15, 24] if extra_buffer else [7, 10, 18]),
+                "slots": chooser.choice([15, 24] if extra_buffer else [10, 14, 18] if page > 1 else [7, 10, 18]),
                 "kv_tokens": chooser.choice([1024, 2048]),
                 "operations": chooser.choice([10, 25]),
+                "ahead": not extra_buffer and chooser.random() < 0.5,
             }
         )
     return made

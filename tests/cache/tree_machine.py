@@ -19,10 +19,12 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, Req, ScheduleBatch
 from sglang.srt.mem_cache.allocation import ensure_mamba_capacity
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import mamba_track_grid
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import set_global_server_args_for_scheduler
@@ -64,6 +66,8 @@ class Case:
     slots: int
     kv_tokens: int
     operations: int
+    ahead: bool
+    """The next pass is launched before the scheduler looks at the result of one, as with overlapped steps."""
 
 
 @cache
@@ -108,6 +112,7 @@ class Machine:
         set_global_server_args_for_scheduler(server_args(case.page))
         self.states: Any = self.cache.components[compat.ComponentType.MAMBA]
         self.states.metrics = Metrics()
+        self.states.snapshots.in_use = False
         self.slot_state: dict[int, int] = {}
         self.rows.mamba_pool.copy_from = self.copy_states
         self.kv: dict[int, int] = {}
@@ -120,7 +125,8 @@ class Machine:
 
     def start(self) -> None:
         """A request whose prompt forks from something seen before."""
-        held = 1 + (3 if self.case.extra_buffer else 1)  # its own slot, spare ones, the checkpoint it holds on to
+        # Its own slot, the checkpoint it holds on to, and spare ones.
+        held = 4 if self.case.extra_buffer else 3 if self.case.page > 1 else 2
         if len(self.live) >= 5 or (len(self.live) + 1) * held > self.case.slots:
             return self.decode()
         base = self.chooser.choice(self.texts)
@@ -165,7 +171,7 @@ class Machine:
             req.extend_end = self.states.chunk_end(req, req.prefix_len, limit)
             if req.extend_end < limit:
                 self.states.count_cut(req, req.extend_end)
-            if not self.compute(req, req.prefix_len, req.extend_end):
+            if not self.compute(req, req.prefix_len, req.extend_end, extend=True):
                 return self.end(req, checkpoint=False)
             if self.case.extra_buffer:
                 self.track_prefill(req)
@@ -174,6 +180,7 @@ class Machine:
                 return self.end(req, checkpoint=False)
             if req.extend_end == prompt_len:
                 req.output_ids.append(self.chooser.randrange(50))
+                self.run_ahead(req)
             checkpoint_kv_cache(req, self.cache)
             self.check()
         return None
@@ -185,11 +192,14 @@ class Machine:
         req = self.chooser.choice(self.live)
         for _ in range(self.chooser.choice([1, 3, 20, 70])):
             length = req.kv.kv_committed_len
-            if length + 2 >= MAX_CONTEXT or not self.compute(req, length, length + 1):
+            if length + 2 >= MAX_CONTEXT:
+                break
+            if not self.is_ahead(req) and not self.compute(req, length, length + 1):
                 break
             if self.case.extra_buffer and (length + 1) % mamba_track_grid(self.cache.page_size) == 0:
                 self.track_decode(req)
             req.output_ids.append(self.chooser.randrange(50))
+            self.run_ahead(req)
         if self.chooser.random() < 0.5:
             self.end(req, checkpoint=True)
 
@@ -238,7 +248,16 @@ class Machine:
     def fits(self, tokens: int) -> bool:
         return self.kv_pool.available_size() + self.cache.full_evictable_size() >= tokens + self.case.chunk
 
-    def compute(self, req: Any, start: int, end: int) -> bool:
+    def is_ahead(self, req: Any) -> bool:
+        """The last token sampled has been computed already."""
+        return req.kv.kv_committed_len == len(req.origin_input_ids) + len(req.output_ids)
+
+    def run_ahead(self, req: Any) -> None:
+        """The step after the one whose result is about to be looked at."""
+        if self.case.ahead and req.kv.kv_committed_len + 2 < MAX_CONTEXT:
+            self.compute(req, req.kv.kv_committed_len, req.kv.kv_committed_len + 1)
+
+    def compute(self, req: Any, start: int, end: int, extend: bool = False) -> bool:
         """KV and state of tokens [start, end). False when no KV is left."""
         short = end - start - self.kv_pool.available_size()
         if short > 0:
@@ -247,6 +266,8 @@ class Machine:
         if places is None:
             return False
         self.rows.write((req.kv.req_pool_idx, slice(start, end)), places.int())
+        req.kv.kv_committed_len = req.kv.kv_allocated_len = end
+        self.plan(req, end, extend)
         slot = int(req.kv.mamba_pool_idx)
         tokens = list(req.origin_input_ids) + list(req.output_ids)
         assert self.slot_state[slot] == states_of(tokens[:start])[-1], "the request's own state is not its prefix's"
@@ -255,8 +276,16 @@ class Machine:
             self.slot_state[slot] = step(self.slot_state[slot], token)
             self.kv[place] = self.slot_state[slot]
             self.snapshots[start + len(self.snapshots) + 1] = self.slot_state[slot]
-        req.kv.kv_committed_len = req.kv.kv_allocated_len = end
+        self.states.snapshots.copy()
         return True
+
+    def plan(self, req: Any, end: int, extend: bool) -> None:
+        """As the scheduler does when it launches a pass."""
+        if not self.case.extra_buffer:
+            mode = ForwardMode.EXTEND if extend else ForwardMode.DECODE
+            lengths = torch.tensor([end])
+            batch = SimpleNamespace(reqs=[req], forward_mode=mode, decoding_reqs=None, seq_lens_cpu=lengths)
+            self.states.snapshots.plan(batch)
 
     def track_prefill(self, req: Any) -> None:
         """SGLang says which position of the chunk is to be kept and in which of the request's two spare slots."""
@@ -307,6 +336,8 @@ class Machine:
         held = []
         for req in self.live:
             held.append(int(req.kv.mamba_pool_idx))
+            if self.states.notes(req).snapshot is not None:
+                held.append(int(self.states.notes(req).snapshot.slot))
             if req.kv.mamba_ping_pong_track_buffer is not None:
                 held += [slot for slot in req.kv.mamba_ping_pong_track_buffer.tolist() if slot >= 0]
         tree = self.cache.all_mamba_values_flatten().tolist()

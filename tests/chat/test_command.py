@@ -111,6 +111,57 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [["render"], ["parse", "--text"]])
+@pytest.mark.parametrize(("data", "message"), [(b"\xff{", "not UTF-8"), (b"\xed\xa0\x80", "not UTF-8")])
+def test_bytes_that_are_no_text_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str], data: bytes, message: str
+) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(data)
+    assert main([*command, str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_no_output_can_say_is_escaped_and_what_is_too_deep_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "input"
+    path.write_text('\ufeff{"messages": [{"role": "user", "content": "\\ud800"}]}', encoding="utf-8")
+    assert main(["render", str(path)]) == 0
+    assert main(["render", "--segments", str(path)]) == 0
+    assert capsys.readouterr().out.count("\\ud800") == 2
+    path.write_text("[" * 100_000)
+    assert main(["render", str(path)]) == 2
+    assert capsys.readouterr().err == "error: the input is nested too deeply; flatten it\n"
+    path.write_text(json.dumps({**BODY, "image_sizes": 5}))
+    assert main(["render", "--lenient", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("error: image_sizes: got 5")
+
+
+def test_a_reader_that_stops_and_an_interrupt_are_no_errors(repository: Path, tmp_path: Path) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "x\n" * 200_000}]}))
+    command = [sys.executable, "-m", "k3_sglang.chat", "render"]
+    with subprocess.Popen(
+        [*command, str(path)], cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as reading:
+        assert reading.stdout is not None and reading.stderr is not None
+        assert reading.stdout.readline()
+        reading.stdout.close()
+        assert reading.stderr.read() == b""
+        assert reading.wait(60) == 0
+    code = (
+        "import io, sys\n"
+        "class Interrupted(io.BytesIO):\n"
+        "    def read(self, *_): raise KeyboardInterrupt\n"
+        "sys.stdin = io.TextIOWrapper(Interrupted())\n"
+        "from k3_sglang.chat.__main__ import main\n"
+        "sys.exit(main(['render']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_it_runs_as_a_module_from_standard_input_without_torch_or_sglang(repository: Path) -> None:
     code = (
         "import sys, runpy; sys.argv = ['chat', 'render']; "

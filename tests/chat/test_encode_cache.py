@@ -2,6 +2,7 @@
 
 import json
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from k3_sglang.chat.encode import encode
+from k3_sglang.chat.encode import _short_arguments, encode, render
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.request import parse_request
@@ -129,3 +130,28 @@ def test_threads_share_a_cache(toy: K3Tokenizer) -> None:
         thread.join()
     assert wrong == []
     assert cache.tokens <= 2_000
+
+
+def test_what_a_key_says_beside_the_prompt_counts_too(toy: K3Tokenizer) -> None:
+    """An id of a call is in no prompt, and reasoning is in none while thinking is off."""
+    for place, (long, thinking) in enumerate((("id", True), ("reasoning", False))):
+        cache = EncodeCache(40_000)
+        for turn in range(60):
+            text = f"{turn} " + "x" * 20_000
+            call = ToolCall(text if long == "id" else "c", "f", "{}")
+            reasoning = text if long == "reasoning" else None
+            message = Message("assistant", "hi", reasoning, (call,))
+            encode(ChatRequest((message,), thinking=thinking), toy, cache)
+        assert cache.tokens <= 40_000 and 1 <= len(cache) * 20_000 <= 40_000 * 8 + 40_000, place
+
+
+def test_a_memory_of_short_arguments_is_small(toy: K3Tokenizer) -> None:
+    _short_arguments.cache_clear()
+    tracemalloc.start()
+    try:
+        for turn in range(200):
+            arguments = json.dumps({f"{turn:x}{place:x}": 1 for place in range(150)})
+            render(ChatRequest((Message("assistant", "", None, (ToolCall("", "f", arguments),)),)))
+        assert tracemalloc.get_traced_memory()[0] < 10_000_000
+    finally:
+        tracemalloc.stop()

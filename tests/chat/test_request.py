@@ -359,3 +359,21 @@ def test_reasoning_is_accepted_under_both_names() -> None:
     for key in ("reasoning_content", "reasoning"):
         text = prompt({"messages": [{"role": "assistant", "content": "b", key: "thought"}]})
         assert "<|open|>think<|sep|>thought<|close|>think<|sep|>" in text
+
+
+def test_a_result_without_an_id_is_not_named_by_its_place_beside_others_that_have_one() -> None:
+    calls = [{"id": f"c{name}", "function": {"name": name, "arguments": "{}"}} for name in ("f", "g")]
+    asked = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    nameless = {"role": "tool", "content": "of f"}
+    for between in ([], [{"role": "user", "content": "wait"}]):
+        messages = [*asked, {"role": "tool", "tool_call_id": "cg", "content": "of g"}, *between, nameless]
+        with pytest.raises(ChatRequestError) as refused:
+            parse_request({"messages": messages})
+        assert refused.value.param == f"messages[{len(messages) - 1}].tool_call_id"
+    assert parse_request({"messages": [*asked, nameless, nameless]})
+
+
+def test_only_a_tool_message_has_its_name_under_tool() -> None:
+    for tool in ("x", {"any": "thing"}):
+        (message,) = parse_request({"messages": [{"role": "assistant", "content": "x", "tool": tool}]}).messages
+        assert message.name is None

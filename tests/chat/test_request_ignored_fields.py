@@ -65,8 +65,9 @@ def test_a_field_without_a_place_in_the_prompt_is_refused(request_: dict[str, An
 
 
 def test_what_clients_send_empty_with_every_message_is_accepted() -> None:
-    padded = {**USER, "tool_calls": [], "tool_call_id": "", "reasoning_content": None, "cache_control": {"type": "x"}}
-    part = text_part(cache_control={"type": "ephemeral"}, annotations=None)
+    mark = {"cache_control": {"type": "ephemeral"}}
+    padded = {**USER, "tool_calls": [], "tool_call_id": "", "reasoning_content": None, **mark}
+    part = text_part(**mark, annotations=None)
     request = parse_request({"messages": [padded, part]})
     assert request.messages[0] == parse_request(body()).messages[0]
 

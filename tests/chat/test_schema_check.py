@@ -142,3 +142,22 @@ class TestContract:
         )
         assert self.problems("prose", response_format={"type": "json_object"}) == ("content: not JSON",)
         assert self.problems("", {"n": 5}, response_format={"type": "json_object"}) == ()
+
+    def test_all_calls_of_a_turn_share_one_budget_of_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("k3_sglang.chat.contract.MAX_STEPS", 200)
+        wrong = {"n": 3}
+        assert len(self.problems("", wrong, wrong)) == 2
+        assert len(self.problems("", {str(place): 1 for place in range(300)}, wrong)) == 0
+
+    def test_a_problem_can_be_sent_whatever_the_model_spelled(self) -> None:
+        (problem,) = self.problems("", {"zip": "\ud800"})
+        assert problem.encode().decode() == problem and "\\ud800" in problem
+
+
+@pytest.mark.parametrize("value", [10**400, float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("rule", [{"type": "integer"}, {"multipleOf": 5}, {"enum": [1]}, {"minimum": 3}], ids=str)
+def test_numbers_beyond_all_floats_are_checked_like_others(value: float, rule: dict[str, Any]) -> None:
+    followed = schema_problem(value, rule) is None
+    assert followed == follows(value, rule, {})
+    if value == 10**400:
+        assert followed == ("enum" not in rule)

@@ -101,7 +101,7 @@ def test_one_of_beside_any_of_counts_too() -> None:
         "oneOf": [{"maxLength": 3}, {"maxLength": 5}],
     }
     grammar = grammar_of(schema, force=True)
-    assert grammar.loosened == ()
+    assert grammar.loosened == ("f: oneOf", "response_format: oneOf")
     assert "{0,3}" in grammar.ebnf and "{0,5}" in grammar.ebnf
 
 
@@ -144,3 +144,80 @@ def test_without_parallel_calls_a_free_turn_has_at_most_one() -> None:
     grammar = turn_grammar(parse_request({"messages": [USER], "tools": [tool], "parallel_tool_calls": False}), "think")
     assert grammar is not None and "(tools" in grammar.ebnf and 'index=\\"2' not in grammar.ebnf
     assert turn_grammar(parse_request({"messages": [USER], "parallel_tool_calls": False}), "think") is None
+
+
+def test_values_listed_beside_a_heavy_rule_share_the_budget() -> None:
+    levels: dict[str, Any] = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+    defs = {**levels, "a40": False}
+    schema = {"$defs": defs, "enum": list(range(1000)), "not": {"$ref": "#/$defs/a0"}}
+    assert any("enum beside what cannot be decided" in note for note in grammar_of(schema).loosened)
+
+
+def test_patterns_beside_listed_values_cost_of_the_budget_too() -> None:
+    schema = {"enum": ["x" * 160 + str(place) for place in range(3000)], "pattern": "x*x*y"}
+    assert any("enum beside what cannot be decided" in note for note in grammar_of(schema).loosened)
+
+
+def test_listed_values_beyond_all_floats_are_no_fault_of_the_request() -> None:
+    grammar = grammar_of({"enum": [10**400, 1, 2.5], "type": "integer"})
+    assert grammar.loosened == () and "2.5" not in grammar.ebnf and "1" + "0" * 400 in grammar.ebnf
+
+
+@pytest.mark.parametrize(
+    ("schema", "note"),
+    [
+        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "oneOf"),
+        ({"oneOf": [{"properties": {}}, {"type": "null"}]}, "oneOf"),
+        ({"oneOf": [{"const": 1}, {"enum": [1.0, 2]}]}, "oneOf"),
+        ({"type": "array", "minItems": 3, "maxItems": 1}, "at least 3 items where at most 1 are allowed"),
+        ({"type": "array", "items": False, "minItems": 1}, "at least 1 items where at most 0 are allowed"),
+        ({"prefixItems": [True], "items": False, "minItems": 2}, "at least 2 items where at most 1 are allowed"),
+        ({"required": ["a"], "additionalProperties": False}, "required properties that are not allowed"),
+        (
+            {"type": "array", "allOf": [{"prefixItems": [True]}, {"items": {"type": "string"}}]},
+            "items beside prefixItems of another schema",
+        ),
+    ],
+    ids=str,
+)
+def test_what_no_rule_says_is_named(schema: dict[str, Any], note: str) -> None:
+    assert f"response_format: {note}" in grammar_of(schema).loosened
+
+
+@pytest.mark.parametrize(
+    "alternatives",
+    [
+        [{"type": "string"}, {"type": ["number", "null"]}],
+        [{"const": "a"}, {"enum": ["b", "c"]}],
+        [{"type": "object", "properties": {"kind": {"const": k}}, "required": ["kind"]} for k in ("a", "b", "c")],
+    ],
+    ids=["types", "constants", "kinds"],
+)
+def test_alternatives_that_plainly_exclude_each_other_are_exact(alternatives: list[Any]) -> None:
+    assert grammar_of({"oneOf": alternatives}).loosened == ()
+
+
+@pytest.mark.parametrize("place", ["response", "tool"])
+def test_a_schema_that_is_too_deep_is_refused_with_its_own_field(place: str) -> None:
+    deep: Any = {}
+    for _ in range(450):
+        deep = {"items": deep}
+    flat = {"type": "object", "properties": {"v": {"type": "string"}}}
+    first = {"type": "function", "function": {"name": "f", "parameters": flat}}
+    second = {"properties": {"v": deep}} if place == "tool" else flat
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": flat if place == "tool" else deep}}
+    tools = [first, {"type": "function", "function": {"name": "g", "parameters": second}}]
+    request = parse_request({"messages": [USER], "tools": tools, "response_format": wanted})
+    with pytest.raises(ChatRequestError) as refused:
+        turn_grammar(request, "think")
+    assert (
+        refused.value.param
+        == {
+            "response": "response_format.json_schema.schema",
+            "tool": "tools[1].function.parameters",
+        }[place]
+    )
+
+
+def test_names_as_long_as_allowed_are_no_depth() -> None:
+    assert grammar_of({"properties": {"n" * 5000: {"type": "string"}}, "additionalProperties": True}).loosened == ()

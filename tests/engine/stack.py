@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -207,6 +207,12 @@ class Engine:
         while self.http.post("/flush_cache").status_code != httpx.codes.OK:
             assert time.monotonic() < deadline, "the engine never became idle"
             time.sleep(0.05)
+
+    def cache(self, command: str) -> list[dict[str, Any]]:
+        """What each rank's cache answers to a command that changes nothing."""
+        response = self.http.get(f"/k3/cache/{command}")
+        assert response.status_code == httpx.codes.OK, response.text
+        return response.json()["ranks"]
 
     def update_weights(self, checkpoint: Path) -> tuple[int, str]:
         """Replace the weights by those of another checkpoint; returns the HTTP status and SGLang's message."""

@@ -119,7 +119,7 @@ def test_a_client_that_drops_all_thinking_extends_every_prompt_all_the_same(
         del body["messages"][-2]["reasoning_content"]
     assert cached == sorted(cached)
     with LedgerReader(ledger_file) as reader:
-        (session,) = [session.id for session in reader.sessions() if session.name == "dropper"]
+        (session,) = [session.id for session in reader.sessions() if session.name == "prompt_cache_key:dropper"]
         outputs = {record.step: record.ids for record in reader.turns(session)}
         prompts = [(step.id, reader.prompt_ids(step.id)) for step in reader.steps(session)]
     assert len(prompts) == 8

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.engine.conftest import two_free_ports
@@ -60,6 +61,20 @@ def test_the_engine_says_that_our_cache_is_the_one_in_use(k3: Engine) -> None:
     server = k3.http.get("/server_info").json()
     assert server["radix_cache_backend"] == "k3"
     assert server["mamba_radix_cache_strategy"] == "no_buffer"
+
+
+def test_counters_and_the_tree_can_be_read_from_outside(k3: Engine) -> None:
+    (before,) = k3.cache("metrics")
+    ids = prompt(80, seed=44)
+    k3.generate(ids, 5)
+    (after,) = k3.cache("metrics")
+    assert after["metrics"]["prompt_tokens"] - before["metrics"]["prompt_tokens"] == len(ids)
+    (tree,) = k3.cache("dump")
+    ends = {node["end"]: node["checkpoint"]["role"] for node in tree["nodes"] if node["checkpoint"]}
+    assert ends == {len(ids): "prompt_end", len(ids) + 4: "tip"}
+    (checked,) = k3.cache("check")
+    assert (checked["problems"], checked["checkpoints"]) == ([], 2)
+    assert k3.http.get("/k3/cache/dump?nodes=3").status_code == httpx.codes.BAD_REQUEST
 
 
 @pytest.mark.parametrize(("prompt_len", "new_tokens"), [(1, 2), (37, 1), (100, 50), (64, 64), (1500, 7)])

@@ -27,6 +27,7 @@ class Script:
     status: int = 200
     error: Any = None
     cached_tokens: int = 0
+    cache_facts: dict[str, Any] | None = None
 
 
 @dataclass
@@ -43,6 +44,12 @@ class StubEngine:
     aborts: list[str] = field(default_factory=list[str])
     image_tokens: list[int] = field(default_factory=list[int])
     """Positions this engine puts in the place of each image's pad, for the images of any one request in order."""
+    cache_backend: str | None = None
+    """Name of the prefix cache that this engine says it has."""
+    commands: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
+    """What its cache was told: command and body, None for a GET."""
+    refusal: str | None = None
+    """What every command of the cache is refused with."""
     running: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -55,6 +62,7 @@ class StubEngine:
                 Route("/ready", self._ready),
                 Route("/health", self._ready),
                 Route("/server_info", self._server_info),
+                Route("/k3/cache/{name}", self._command, methods=["GET", "POST"]),
             ]
         )
 
@@ -67,7 +75,15 @@ class StubEngine:
         return Response(status_code=200 if self.ready else 503)
 
     async def _server_info(self, request: Request) -> Response:
-        return JSONResponse({"version": "stub"})
+        cache = {} if self.cache_backend is None else {"radix_cache_backend": self.cache_backend}
+        return JSONResponse({"version": "stub", **cache})
+
+    async def _command(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self.commands.append((name, await request.json() if request.method == "POST" else None))
+        if self.refusal is not None:
+            return JSONResponse({"error": {"message": self.refusal}}, status_code=400)
+        return JSONResponse({"ranks": [{"dp_rank": 0, "tp_rank": 0}]})
 
     async def _abort(self, request: Request) -> Response:
         rid = (await request.json())["rid"]
@@ -132,6 +148,7 @@ class StubEngine:
             "completion_tokens": len(ids),
             "cached_tokens": script.cached_tokens,
             "finish_reason": finish,
+            **({} if script.cache_facts is None else {"k3_cache": [script.cache_facts]}),
         }
         # A line separator inside the text is legal JSON and must not end the event.
         return _event({"text": "\u2028 \u0085", "output_ids": shown, "meta_info": meta})

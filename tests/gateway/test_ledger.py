@@ -109,7 +109,7 @@ async def test_what_the_gateway_answered_is_on_record(
         answer, _ = await post(client, {**chat_with_tool(), "prompt_cache_key": "mine"})
     with LedgerReader(Path(settings["ledger"])) as reader:
         (session,) = reader.sessions()
-        assert (session.name, session.steps, session.turns) == ("mine", 1, 1)
+        assert (session.name, session.steps, session.turns) == ("prompt_cache_key:mine", 1, 1)
         (record,) = reader.turns(session.id)
     assert record.ids == tuple(ids[:-8])
     assert record.turn.ids is None

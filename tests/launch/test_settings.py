@@ -55,7 +55,7 @@ def test_settings_cannot_be_changed_later() -> None:
     ("text", "expected"),
     [
         ("kv_token: 4", "unknown key 'kv_token'; did you mean kv_tokens?"),
-        ("zzz: 4", "unknown key 'zzz'; allowed: allow_image_files, allow_image_hosts, cache, chunked_prefill_tokens"),
+        ("zzz: 4", "unknown key 'zzz'; allowed: allow_image_files, allow_image_hosts, cache, cache_hints"),
         ("kv_tokens: many", "kv_tokens is 'many'"),
         ("kv_tokens: 0", "kv_tokens is 0; input should be greater than or equal to 1"),
         ("page_size: true", "page_size is True"),

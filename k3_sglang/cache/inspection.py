@@ -1,0 +1,41 @@
+"""Commands that look at the cache of a running engine: its counters, its tree, and whether index and tree agree."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from k3_sglang.cache.dump import dump
+from k3_sglang.cache.integrity import problems
+from k3_sglang.cache.remote import CommandError, command
+
+
+@command("metrics")
+def _metrics(states: Any, body: Mapping[str, Any]) -> dict[str, Any]:
+    _nothing(body)
+    return {"metrics": states.metrics.as_json()}
+
+
+@command("dump")
+def _dump(states: Any, body: Mapping[str, Any]) -> dict[str, Any]:
+    _nothing(body)
+    return dump(states)
+
+
+@command("check", every_rank=True)
+def _check(states: Any, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Disagreements found, and a digest of all checkpoints in which the ranks of one group must agree."""
+    _nothing(body)
+    index = states._index()
+    facts = sorted((c.key, c.depth, c.last_use, c.role.value, c.locked) for c in index)
+    return {
+        "problems": problems(states),
+        "checkpoints": len(index),
+        "digest": hashlib.sha256(repr(facts).encode()).hexdigest(),
+    }
+
+
+def _nothing(body: Mapping[str, Any]) -> None:
+    if body:
+        raise CommandError(f"{min(body)!r} is not known; this command takes no parameters")
