@@ -14,8 +14,8 @@ from k3_sglang.chat.encode import EncodedPart
 from k3_sglang.chat.types import ChatRequest, ImagePart, JSONObject, Message
 
 MAX_TIPS = 256
-MAX_PARTS = 400_000
-"""Bounds of the prompts that are kept for comparison: a part costs about 100 bytes, its ids are the encoder's own."""
+MAX_TOKENS = 16_000_000
+"""Bounds of the prompts that are kept for comparison: at most 8 bytes a token, less what the encoder remembers too."""
 MAX_NAMES = 5
 
 _DAYS_AND_MONTHS = "mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
@@ -44,17 +44,17 @@ class Tips:
 
     def __init__(self) -> None:
         self._tips: OrderedDict[int, Tip] = OrderedDict()
-        self._parts = 0
+        self._tokens = 0
         self._lock = Lock()
 
     def keep(self, turn: int, tip: Tip) -> None:
         """Remember the prompt of a turn."""
         with self._lock:
             self._tips[turn] = tip
-            self._parts += len(tip.parts)
-            while len(self._tips) > 1 and (self._parts > MAX_PARTS or len(self._tips) > MAX_TIPS):
+            self._tokens += tip.tokens
+            while len(self._tips) > 1 and (self._tokens > MAX_TOKENS or len(self._tips) > MAX_TIPS):
                 _, gone = self._tips.popitem(last=False)
-                self._parts -= len(gone.parts)
+                self._tokens -= gone.tokens
 
     def find(self, turn: int) -> Tip | None:
         """The prompt a turn was generated from."""
