@@ -7,8 +7,8 @@ AgentRuntimeError
 │   ├── EngineRejected          it refused this request: a retry gives the same answer
 │   ├── EngineAborted           it ended the request early, on our word or its own
 │   └── EngineProtocolError     its answer does not follow /generate: a version mismatch or a bug
-├── LedgerError                 a ledger that cannot be opened, read or written
 ├── AgentBusy                   a conversation has one run at a time
+├── LedgerError                 a ledger that cannot be opened, read or written
 └── SettingsError               a settings file that cannot be used
 """
 

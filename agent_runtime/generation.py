@@ -36,6 +36,8 @@ class Generated:
     turn: AssistantTurn
     sent: tuple[Message, ...]
     """The messages it answers."""
+    window: int = 0
+    """Number of the window they are from; the history may be in another one when the answer is there."""
     attempts: int = 1
     wasted_tokens: int = 0
     faults: tuple[Fault, ...] = ()
@@ -82,7 +84,7 @@ async def generate(
         ChatError: the model call failed, after the retries where they may help.
         asyncio.CancelledError: the caller was cancelled.
     """
-    sent = history.conversation.messages
+    sent, window = history.conversation.messages, history.window.number
     failures, wasted, faults = 0, 0, list[Fault]()
     unusable: dict[bool, int] = {False: 0, True: 0}
     attempt = 0
@@ -95,7 +97,8 @@ async def generate(
             if failures > retries.failures:
                 raise
             on_retry(attempt, str(error))
-            await asyncio.sleep(retries.backoff_s * 2 ** (failures - 1))
+            asked_s = error.retry_after_s if isinstance(error, EndpointFailed) else None
+            await asyncio.sleep(retries.pause_s(failures, asked_s))
             continue
         except ChatProtocolError as error:
             unusable[False] += 1
@@ -114,7 +117,7 @@ async def generate(
                 wasted += spent(turn)
                 on_retry(attempt, fault)
                 continue
-        return Generated(turn, sent, attempt, wasted, tuple(faults), fault)
+        return Generated(turn, sent, window, attempt, wasted, tuple(faults), fault)
 
 
 def spent(turn: AssistantTurn) -> int:

@@ -15,7 +15,7 @@ from agent_runtime.compression.run import Compressor
 from agent_runtime.compression.trigger import CompressionSettings
 from agent_runtime.conversation import Conversation, Message
 from agent_runtime.errors import AgentBusy
-from agent_runtime.events import CompressionFinished, Emit, Event, RunResult
+from agent_runtime.events import CompressionFinished, Emit, Event, RunResult, RunUsage
 from agent_runtime.history import History
 from agent_runtime.limits import Limits, Retries
 from agent_runtime.model import ModelClient
@@ -277,6 +277,11 @@ class Agent:
             self._client, self._registry, self._tools, history, limits or self._limits, meter, self._options
         )
         return forked
+
+    def add_usage(self, usage: RunUsage) -> None:
+        """Count tokens that a tool used on behalf of the current run, for its usage and its token budget."""
+        if self._run is not None:
+            self._run.add_usage(usage)
 
     async def compress(self, *, on_event: Emit = lambda _: None) -> CompressionFinished:
         """Compress the history now, between runs or while one is going on.

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -78,12 +78,21 @@ class Run:
             if known.prompt_tokens is not None:
                 usage = Usage(known.prompt_tokens, known.completion_tokens or 0, known.cached_tokens)
                 self._usage = self._usage.plus(usage)
-        self._summary_tokens = 0
+        self._other_tokens = 0  # computed for summaries and by sub-agents
         self._overflows = 0
         self._interrupted = False
         self._timer: asyncio.Timeout | None = None
         self._text = ""
         self._form: OutputForm | None = None
+
+    def add_usage(self, usage: RunUsage) -> None:
+        """Count what a sub-agent used."""
+        self._usage = RunUsage(
+            self._usage.prompt_tokens + usage.prompt_tokens,
+            self._usage.cached_tokens + usage.cached_tokens,
+            self._usage.completion_tokens + usage.completion_tokens,
+        )
+        self._other_tokens += usage.extend_tokens + usage.completion_tokens
 
     def interrupt(self, *, now: bool) -> None:
         """End the run after the current step, or at once."""
@@ -158,7 +167,8 @@ class Run:
             {position: call.result for position, call in enumerate(known) if call.result is not None},
             frozenset(position for position, call in enumerate(known) if call.started),
         )
-        allowance = self._calls_left()
+        left = self._calls_left()
+        allowance = None if left is None else max(0, left - len(before.started))
         tools = await answer_calls(self._step, turn, allowance=allowance, before=before)
         outcome = StepOutcome(Generated(turn, ()), tools)
         self._text = turn.content
@@ -171,13 +181,17 @@ class Run:
         self._usage = self._usage.plus(turn.usage)
         if turn.usage is not None:
             self._parts.meter.calibrate(generated.sent, self._parts.tools, turn.usage.prompt_tokens)
-        self._parts.meter.observe(generated.sent, turn)
+        if generated.window == self._parts.history.window.number:
+            self._parts.meter.observe(generated.sent, turn)
+        else:
+            self._parts.meter.reset()  # compressed meanwhile: the report is about another prompt
 
     def _complete(self, number: int, outcome: StepOutcome) -> RunStatus | None:
         made = record(number, outcome)
         self._records.append(made)
         status = self._ending(outcome)
-        facts = {name: value for name, value in asdict(made).items() if name != "tools"}
+        facts = asdict(replace(made, tools=()))
+        del facts["tools"]  # they are in the log already
         self._parts.history.step_ends(facts, self._before_s + time.monotonic() - self._started, status)
         self._parts.emit(StepFinished(made))
         return status
@@ -192,7 +206,7 @@ class Run:
         if self._calls_left() == 0:
             return RunStatus.TOOL_BUDGET
         budget = self._limits.token_budget
-        spent = self._summary_tokens + sum(record.spent_tokens for record in self._records)
+        spent = self._other_tokens + sum(record.spent_tokens for record in self._records)
         return RunStatus.TOKEN_BUDGET if budget is not None and spent >= budget else None
 
     def _after_answer(self, outcome: StepOutcome) -> RunStatus | None:
@@ -213,11 +227,9 @@ class Run:
         parts = self._parts
         wanted = self._form.response_format if self._form is not None and self._form.asked else None
         window = None if parts.compressor is None else parts.compressor.settings.window_tokens
-        context = None
-        if window is not None and parts.compressor is not None:
-            context = parts.compressor.context_tokens()
+        most = None if window is None else parts.meter.bound(parts.history.conversation.messages, parts.tools)
         return CallOptions(
-            max_output_tokens=clamp_output(None, context, window),
+            max_output_tokens=clamp_output(None, most, window),
             response_format=wanted,
             session=parts.history.session,
         )
@@ -254,7 +266,7 @@ class Run:
     def _count_summary(self, finished: CompressionFinished | None) -> None:
         for usage in () if finished is None else finished.summary_usage:
             self._usage = self._usage.plus(usage)
-            self._summary_tokens += (usage.extend_tokens or usage.prompt_tokens) + usage.completion_tokens
+            self._other_tokens += (usage.extend_tokens or usage.prompt_tokens) + usage.completion_tokens
 
     def _emit(self, event: Event) -> None:
         self._parts.emit(event)

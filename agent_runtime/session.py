@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from pydantic import BaseModel
+
 from agent_runtime.engine.openai_chat import ChatClient
 from agent_runtime.events import Emit, RunResult
 from agent_runtime.loop import Agent
@@ -27,6 +29,10 @@ class SyncAgent:
         self._runner.run(self._client.close())
         self._runner.close()
 
-    def run(self, task: str, *, on_event: Emit = lambda _: None) -> RunResult:
+    def run(self, task: str, *, output: type[BaseModel] | None = None, on_event: Emit = lambda _: None) -> RunResult:
         """`Agent.run`, blocking."""
-        return self._runner.run(self.agent.run(task, on_event=on_event))
+        return self._runner.run(self.agent.run(task, output=output, on_event=on_event))
+
+    def proceed(self, *, output: type[BaseModel] | None = None, on_event: Emit = lambda _: None) -> RunResult:
+        """`Agent.proceed`, blocking."""
+        return self._runner.run(self.agent.proceed(output=output, on_event=on_event))

@@ -43,6 +43,7 @@ def delegate_tool(limits: Limits | None = None, *, timeout_s: float = 3600.0, ma
             result = await parent.fork(limits=limits).run(task)
         finally:
             _depth.reset(token)
+        parent.add_usage(result.usage)
         if result.completed:
             return ToolResult(result.text, f"done in {len(result.steps)} steps")
         return ToolResult(

@@ -27,18 +27,18 @@ class Span:
 @contextmanager
 def span(name: str, **attributes: Attribute) -> Generator[Span]:
     """Run a block in a span of the tracer `agent_runtime`. Exceptions are recorded by the tracer and go on."""
-    tracer = _tracer()
-    if tracer is None:
+    found = tracer()
+    if found is None:
         yield Span()
         return
-    with tracer.start_as_current_span(name) as inner:
+    with found.start_as_current_span(name) as inner:
         made = Span(inner)
         made.set(**attributes)
         yield made
 
 
 @cache
-def _tracer() -> Any:
+def tracer() -> Any:
     try:
         from opentelemetry import trace
     except ImportError:

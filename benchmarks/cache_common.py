@@ -34,6 +34,7 @@ class Pools:
     page_size: int = 1
     further: Mapping[str, bool | int | float | str] = field(default_factory=dict[str, bool | int | float | str])
     """Flags of SGLang itself, by their long name without dashes."""
+    overlap: str = "auto"
 
     def yaml(self, cache: str) -> str:
         """A configuration of the launcher for the tiny model."""
@@ -47,6 +48,7 @@ class Pools:
             f"max_running_requests: {self.max_running}",
             f"chunked_prefill_tokens: {self.chunk_tokens}",
             f"page_size: {self.page_size}",
+            f'overlap: "{self.overlap}"',
         ]
         if self.further:
             lines += ["engine:", *(f"  {name}: {value}" for name, value in self.further.items())]

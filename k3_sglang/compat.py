@@ -54,6 +54,7 @@ UPSTREAM: dict[str, str] = {
     "FullComponent": "sglang.srt.mem_cache.unified_cache.components.full:FullComponent",
     "AddReqResult": "sglang.srt.managers.schedule_policy:AddReqResult",
     "get_disagg": "sglang.srt.runtime_context:get_disagg",
+    "MambaSlotAllocator": "sglang.srt.mem_cache.allocator.mamba:MambaSlotAllocator",
     "host_latents": "sglang.srt.mem_cache.pool_host.mla",
     "host_states": "sglang.srt.mem_cache.pool_host.mamba",
     "get_exec": "sglang.srt.runtime_context:get_exec",
@@ -156,6 +157,7 @@ HOOK_TARGETS: dict[str, str] = {
         "sglang.srt.managers.scheduler_components.output_streamer."
         "SchedulerOutputStreamer.is_request_level_customized_info_key"
     ),
+    "on_idle": "sglang.srt.managers.scheduler.Scheduler.on_idle",
     "control_message": "sglang.srt.managers.scheduler.Scheduler.handle_dumper_control",
     "http_server_setup": "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
     "runner_ready": "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends",

@@ -114,7 +114,7 @@ def _register_loading() -> None:
 def _register_cache() -> None:
     """Offer the checkpoint cache under its name; the hooks do nothing while another cache is in use."""
     from k3_sglang.cache import control as _control  # noqa: F401  # registers commands
-    from k3_sglang.cache import factory, remote, scheduling, snapshots
+    from k3_sglang.cache import factory, integrity, remote, scheduling, snapshots
     from k3_sglang.cache import inspection as _inspection  # noqa: F401  # registers commands
 
     if factory.BACKEND not in compat.registered_radix_cache_backends():
@@ -127,6 +127,7 @@ def _register_cache() -> None:
         ("prefill_continuation", scheduling.add_chunked, around),
         ("run_batch", snapshots.plan_pass, before),
         ("forward_batch", snapshots.copy_behind_pass, after),
+        ("on_idle", integrity.check_on_idle, before),
         ("told_once", scheduling.told_once, around),
         ("control_message", remote.handle, around),
         ("http_server_setup", remote.add_routes, before),

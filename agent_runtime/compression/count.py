@@ -16,6 +16,10 @@ _STUB_TOKENS: Final = 3
 """Ids of the stub that opens the think channel; Moonshot's API and SGLang's chat endpoint leave them out."""
 
 
+_MARKUP_TOKENS: Final = 200
+"""More than the markers and attributes around a message: a tool's name has at most 64 bytes."""
+
+
 class ContextMeter(Protocol):
     """Counts tokens of prompts; never estimates."""
 
@@ -29,6 +33,10 @@ class ContextMeter(Protocol):
 
     def count(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int | None:
         """Tokens of the prompt of the next step; None when they are not known."""
+        ...
+
+    def bound(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int | None:
+        """At most so many tokens has the prompt of the next step; None when they are not known."""
         ...
 
     def text_tokens(self, text: str) -> int:
@@ -72,6 +80,12 @@ class UsageMeter:
 
     def count(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int | None:
         return None if self._anchor is None else self._anchor.tokens
+
+    def bound(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int | None:
+        if self._anchor is None:
+            return None
+        new = messages[self._anchor.messages :]
+        return self._anchor.tokens + sum(self.text_tokens(str(m.content)) + _MARKUP_TOKENS for m in new) + _STUB_TOKENS
 
     def text_tokens(self, text: str) -> int:
         return len(text.encode("utf-8", "replace"))
@@ -121,6 +135,9 @@ class EncoderMeter:
         with_new = ChatRequest((answer, *messages[anchor.messages :]), effort=None)
         alone = ChatRequest((answer,), effort=None, add_generation_prompt=False)
         return anchor.tokens + self._len(with_new) - self._len(alone)
+
+    def bound(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int | None:
+        return self.count(messages, tools)
 
     def text_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode_text(text))

@@ -15,7 +15,7 @@ from agent_runtime.errors import EngineError
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.cache_fields import SECONDS_OF_A_DAY, Session
 from agent_runtime.gateway.errors import ApiError, from_engine
-from agent_runtime.gateway.job import Gateway, text_prompt
+from agent_runtime.gateway.job import Gateway, history_ids
 from k3_sglang.chat.request import PROMPT_FIELDS
 
 CLIENT_CLOSED_REQUEST = 499
@@ -110,8 +110,7 @@ class CacheRoutes:
 
     def _ids(self, chat: dict[str, Any]) -> list[int]:
         """The messages as ids, without what is for one turn only."""
-        replayed = text_prompt(chat, self._gateway)
-        return list(replayed.prompt.ids[: replayed.history_len])
+        return history_ids(chat, self._gateway)
 
     async def _release(self, id_: str) -> dict[str, Any]:
         session = _session(id_)

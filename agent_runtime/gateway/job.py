@@ -20,7 +20,7 @@ from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.images import Fetched, ImageInput
 from agent_runtime.gateway.options import ChatOptions, parse_options
-from agent_runtime.gateway.positions import prompt_positions
+from agent_runtime.gateway.positions import positions_of
 from agent_runtime.gateway.record import Record, StepNumber
 from agent_runtime.gateway.sampling import for_choice, output_budget, sampling_params, without_media
 from agent_runtime.gateway.settings import GatewaySettings
@@ -59,7 +59,7 @@ class Job:
     """One accepted completion.
 
     ``sampling`` and ``rids`` have one entry for each choice: what the engine is asked beside the ids. ``session`` is
-    the client's name for the conversation, ``step`` the number of the request on record.
+    the client's name for the conversation; ``step`` its number on record.
     """
 
     request: ChatRequest
@@ -122,7 +122,7 @@ def _encode(
     session = find_session(headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
     with _refusals():
         request = parse_request(body, images=gateway.images.request_images(fetched))
-        replayed = gateway.record.guard.build(request, scope_of(session), gateway.tokenizer, gateway.encoded)
+        replayed = gateway.record.guard.build(request, _scope(session), gateway.tokenizer, gateway.encoded)
         grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
     budget = output_budget(options, settings, replayed.prompt_tokens)
     sampling = sampling_params(options, settings, gateway.tokenizer, budget)
@@ -132,8 +132,8 @@ def _encode(
         sampling = without_media(sampling, gateway.tokenizer)
     hinted = settings.cache_hints and gateway.cache.active
     if hinted:
-        positions = prompt_positions(replayed, gateway.tokenizer)
-        hints = cache_hints(positions, replayed.prompt_tokens, session, options.cache, time.time())
+        found = positions_of(replayed.request, replayed.parts, replayed.images, gateway.tokenizer)
+        hints = cache_hints(found, replayed.prompt_tokens, session, options.cache, time.time())
         sampling = {**sampling, "custom_params": hints}
     envelope = Envelope(
         f"chatcmpl-{secrets.token_hex(16)}",
@@ -160,29 +160,27 @@ def _encode(
     )
 
 
-def scope_of(session: Session | None) -> Scope:
-    """The session as the guard knows it; what the client names a user by may be the name of many conversations."""
+def _scope(session: Session | None) -> Scope:
+    """The session as the guard knows it. A person has many conversations, so `user` names no single one."""
     if session is None:
         return NAMELESS
     return Scope(session.engine_name, is_conversation=session.source != "user")
 
 
-def _for_engine(sampling: dict[str, Any], options: ChatOptions, index: int) -> dict[str, Any]:
-    params = for_choice(sampling, index)
-    if options.stream or options.stops:
-        return params
-    return {**params, "stream_interval": COLLECT_STREAM_INTERVAL}
+def history_ids(body: dict[str, Any], gateway: Gateway) -> list[int]:
+    """Ids of the messages of a body without images, as a request for their next turn would have them.
 
-
-def text_prompt(body: dict[str, Any], gateway: Gateway) -> ReplayedPrompt:
-    """The prompt of the prompt-shaping fields of a body without images. Raises ApiError; runs long."""
+    Without what is for one turn only. Raises ApiError; runs long.
+    """
     with _refusals():
-        return gateway.record.guard.build(parse_request(body), NAMELESS, gateway.tokenizer, gateway.encoded)
+        replayed = gateway.record.guard.look(parse_request(body), NAMELESS, gateway.tokenizer, gateway.encoded)
+        end = positions_of(replayed.request, replayed.parts, replayed.images, gateway.tokenizer).history_len
+        return list(replayed.prompt.ids[:end])
 
 
 @contextmanager
 def _refusals() -> Generator[None, None, None]:
-    """What the chat format refuses becomes the answer to the client."""
+    """What the chat format or the guard refuses becomes the answer to the client."""
     try:
         yield
     except ChatRequestError as error:
@@ -192,6 +190,13 @@ def _refusals() -> Generator[None, None, None]:
         raise ApiError(409, str(error), code="history_not_intact", param=param) from error
     except RecursionError as error:
         raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
+
+
+def _for_engine(sampling: dict[str, Any], options: ChatOptions, index: int) -> dict[str, Any]:
+    params = for_choice(sampling, index)
+    if options.stream or options.stops:
+        return params
+    return {**params, "stream_interval": COLLECT_STREAM_INTERVAL}
 
 
 def _require_model(model: str, settings: GatewaySettings) -> None:

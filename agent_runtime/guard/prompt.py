@@ -10,7 +10,7 @@ from agent_runtime.guard.fingerprint import Fingerprints, joined, tools_digest
 from agent_runtime.guard.history import LOOSE_START, Matched, Scope
 from agent_runtime.guard.matching import match
 from agent_runtime.guard.repair import Mode, Repaired, refused, repair
-from agent_runtime.guard.stability import Tip, Tips, extension, history_parts
+from agent_runtime.guard.stability import Tip, Tips, extension
 from agent_runtime.guard.verdict import Extension, HistoryNotIntact, Replay
 from agent_runtime.ledger.turns import KnownTurn, TurnIndex, TurnKeys
 from k3_sglang.chat.encode import EncodedPart, Prompt, encode_parts, render
@@ -56,16 +56,6 @@ class ReplayedPrompt:
         """Tokens of the prompt as the engine counts them, images expanded."""
         return expanded_len(self.prompt.ids, self.images)
 
-    @property
-    def history_parts(self) -> int:
-        """Parts up to the last message; then come instructions for one turn and the generation prompt."""
-        return history_parts(self.parts)
-
-    @property
-    def history_len(self) -> int:
-        """Ids up to the end of the last message."""
-        return sum(len(part.ids) for part in self.parts[: self.history_parts])
-
 
 @dataclass(frozen=True, slots=True)
 class HistoryGuard:
@@ -82,14 +72,24 @@ class HistoryGuard:
     ) -> ReplayedPrompt:
         """Check a request's history and encode it, every turn that is known by the ids it was generated as.
 
-        Raises ChatRequestError as
-        ``encode`` does, and HistoryNotIntact in strict mode.
+        Raises ChatRequestError as ``encode`` does, and HistoryNotIntact in strict mode.
         """
+        try:
+            replayed = self.look(request, scope, tokenizer, cache)
+        except HistoryNotIntact:
+            self.counters.refuse()
+            raise
+        self.counters.count(replayed.replay)
+        return replayed
+
+    def look(
+        self, request: ChatRequest, scope: Scope, tokenizer: K3Tokenizer, cache: EncodeCache | None = None
+    ) -> ReplayedPrompt:
+        """`build` for a prompt that nothing will be generated from: it is not counted."""
         try:
             matched = match(request, scope, self.index, self.prints)
             repaired = repair(request, matched, self.mode)
             if self.mode == "strict" and (wrong := refused(repaired.checks)):
-                self.counters.refuse()
                 raise HistoryNotIntact(wrong)
             final = replace(request, messages=repaired.messages)
             parts = encode_parts(final, tokenizer, cache)
@@ -101,7 +101,6 @@ class HistoryGuard:
         for part in parts:
             ids += part.ids
         replay = Replay(repaired.checks, self._extension(matched, repaired, final, parts))
-        self.counters.count(replay)
         return ReplayedPrompt(
             Prompt(tuple(ids), request.start),
             tuple(EngineImage(image.source, image.tokens) for image in _images(final.messages, parts)),

@@ -36,7 +36,7 @@ def dump(states: Any) -> dict[str, Any]:
         "nodes": nodes,
         "slots": {"total": int(pool.mamba_pool.size), "free": int(pool.mamba_allocator.available_size())},
         "tick": index.tick,
-        "reuse_interval": index.reuse_interval,
+        "reuse_interval": index.pause,
         "metrics": states.metrics.as_json(),
     }
 

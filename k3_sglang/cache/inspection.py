@@ -39,3 +39,22 @@ def _check(states: Any, body: Mapping[str, Any]) -> dict[str, Any]:
 def _nothing(body: Mapping[str, Any]) -> None:
     if body:
         raise CommandError(f"{min(body)!r} is not known; this command takes no parameters")
+
+
+@command("states")
+def _states(states: Any, body: Mapping[str, Any]) -> dict[str, Any]:
+    """A digest of the bytes of every checkpoint's state, by node. Reads all of them from the device."""
+    import torch
+
+    _nothing(body)
+    rows, core = states.cache.req_to_token_pool, states.tree_core
+    held = rows.mamba_pool.mamba_cache
+    digests: dict[str, str] = {}
+    for checkpoint in states._index():
+        slot = core.get_component_device_value(checkpoint.key, states.component_type)
+        place = int(rows.translate_mamba_indices(slot))
+        digest = hashlib.sha256()
+        for pool in (*held.conv, held.temporal):
+            digest.update(pool[:, place].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+        digests[str(checkpoint.key)] = digest.hexdigest()
+    return {"states": digests}

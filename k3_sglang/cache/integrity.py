@@ -1,9 +1,15 @@
-"""Checks that the checkpoint index tells the truth about the tree; for tests and debugging."""
+"""Checks that the checkpoint index tells the truth about the tree and nothing is lost; for tests and debugging."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from typing import Any
+
+from k3_sglang.cache.scheduling import states_of
+
+CHECK_ENV = "K3_SGLANG_CACHE_CHECK"
+"""``1``: compare whenever the engine is idle, and end it with a message when something is wrong. Walks the tree."""
 
 
 class IntegrityError(AssertionError):
@@ -35,6 +41,8 @@ def problems(states: Any) -> list[str]:
         checkpoint = index.get(node.id)
         if (data.value is not None) != (checkpoint is not None):
             found.append(f"node {node.id}: state {data.value is not None}, indexed {checkpoint is not None}")
+        if data.value is not None and node.evicted and not core.enable_hicache:
+            found.append(f"node {node.id}: a state without KV")
         if checkpoint is not None:
             seen.add(node.id)
             parent = checkpoint.parent.key if checkpoint.parent is not None else None
@@ -54,3 +62,31 @@ def problems(states: Any) -> list[str]:
         counted = f"{core.mamba_evictable_size()} evictable and {core.mamba_protected_size()} protected"
         found.append(f"{evictable} evictable and {protected} protected checkpoints, the tree counts {counted}")
     return found
+
+
+def idle_problems(states: Any) -> list[str]:
+    """Of an engine without requests also: nothing is locked, and every slot and token is free or in the tree."""
+    found, core = problems(states), states.tree_core
+    rows, kv = states.cache.req_to_token_pool, states.cache.token_to_kv_pool_allocator
+    free, cached = rows.mamba_allocator.available_size(), len(states._index())
+    if free + cached != rows.mamba_pool.size:
+        found.append(f"{free} slots free and {cached} cached of {rows.mamba_pool.size}")
+    tokens = core.full_evictable_size()
+    if kv.available_size() + tokens != kv.size:
+        found.append(f"{kv.available_size()} tokens of KV free and {tokens} cached of {kv.size}")
+    found += [f"checkpoint {checkpoint.key} is locked" for checkpoint in states._index() if checkpoint.locked]
+    return found
+
+
+def check_on_idle(scheduler: Any) -> None:
+    """Before ``Scheduler.on_idle``, when :data:`CHECK_ENV` is 1.
+
+    Raises:
+        IntegrityError: with every disagreement found.
+    """
+    if os.environ.get(CHECK_ENV) != "1" or not scheduler.is_fully_idle():
+        return
+    states = states_of(scheduler.tree_cache)
+    found = idle_problems(states) if states is not None else []
+    if found:
+        raise IntegrityError("; ".join(found))

@@ -1,15 +1,19 @@
 """Which checkpoint dies when slots run out: a pure policy over the tree of checkpoints, with an indexed victim choice.
 
-The score of a checkpoint is the log2 of the tokens it is expected to save,
+The score of a checkpoint is the log2 of the tokens it is expected to save in the near future,
 
     log2(p(role) * gap) - decay(age),
 
-where ``gap`` is the distance to the next shallower checkpoint and ``age`` is measured in typical reuse intervals of the
-very workload (a running mean), so that the policy is as patient as its sessions are slow. The lowest score dies.
+where ``gap`` is the distance to the next shallower checkpoint and ``age`` counts requests since its *path* was used: an
+edit of the history comes from a session that is at work, however long ago its older checkpoints were made. The lowest
+score dies.
 
-``decay`` is concave and made of two straight pieces. Within one piece the order of two checkpoints never changes as
-time passes, so each piece is a heap with fixed keys; a checkpoint moves from the first to the second once, at the knee.
-Every operation is O(log n) apart from re-parenting the children of a removed or inserted checkpoint.
+Sessions return with a hazard that falls as one over the time they have been away, once that is more than a typical
+pause. So ``decay`` is log2(1 + age / pause), made of straight pieces between ages of 0, 1, 3, 7, ... pauses. Within a
+piece the order of two checkpoints never changes as time passes, so each piece is a heap with fixed keys. Ages only grow
+(which lowers a score, but by less than the piece says) or return to zero (which raises it): what a heap says is never
+more than the true score, and an entry that comes up too early is put where it belongs. Choosing a victim is O(log n),
+amortised; adding and removing cost one step per checkpoint of the path.
 
 Time is a count of requests, and the logical clock for expiries comes from the requests themselves: ranks of a
 tensor-parallel group see the same requests in the same order and must choose the same victims.
@@ -20,21 +24,26 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from k3_sglang.cache.types import Checkpoint, Role
 
 
 @dataclass(frozen=True)
 class EvictionSettings:
-    """The policy's constants. One set serves every budget; the optimum is flat (docs/cache.md has the sweep)."""
+    """The policy's constants: one set for every budget and load (docs/cache.md says how they were found).
 
-    tip: float = 0.95
-    """Nearly every turn of an agent extends the last one."""
-    prompt_end: float = 0.25
-    """Wanted when reasoning is dropped or the answer comes back in other tokens."""
-    superseded: float = 0.01
-    """Wanted after an edit of the history. Ten times less loses the shared heads of sessions."""
+    Chances are of the next request of a session that comes back.
+    """
+
+    tip: float = 0.8
+    """It extends the last turn."""
+    prompt_end: float = 0.15
+    """It keeps the last prompt, not the answer: reasoning is dropped, or the answer comes back in other tokens."""
+    last_turn: float = 0.01
+    """It keeps what lay before the last prompt's end: the last message is replaced."""
+    edit: float = 0.005
+    """It leaves the path between here and twice as deep: edits of the history lie anywhere, on a log scale."""
     fork_per_child: float = 0.1
     """Each path that went on from here is evidence for another."""
     fork_most: float = 0.6
@@ -42,43 +51,34 @@ class EvictionSettings:
     """At least this for a boundary the caller named, whatever the role."""
     released: float = 0.001
     """Multiplies: the session is over, yet somebody may resume it."""
-    young_octaves: float = 1.0
-    """log2 lost per reuse interval before the knee."""
-    knee: float = 4.0
-    """Age in reuse intervals from which a session is rather idle than working."""
-    old_octaves: float = 0.3
-    """log2 lost per reuse interval after the knee: those that return late are missed all the same."""
-    reuse_interval: float = 20.0
+    left: float = 0.01
+    """Multiplies: the session went on from elsewhere (its history was rewritten); some come back."""
+    waits: float = 0.5
+    """Multiplies: the session announced a wait as long as a person's, not a tool's."""
+    long_wait_s: float = 60.0
+    """Announced waits from here on are a person's."""
+    octaves: float = 1.1
+    """log2 lost per doubling of the time a path was not used."""
+    pauses: float = 1.5
+    """Half of the returns come within one measured pause; the hazard is flat for so many of them."""
+    pause: float = 5.0
     """Requests between two uses of a tip, until enough were seen."""
-    reuse_weight: float = 0.02
-    """Weight of one observation in the running mean."""
-    reuse_drift: float = 1.25
-    """Queues are rebuilt when the mean has moved by this factor."""
-    wait_credit: float = 0.0
-    """Share of an announced wait by which a session's age starts later. Replayed sessions with their tools' and users'
-    waits announced computed 7 to 10 % more with any credit at 24 slots (whoever is away longest gained most), and at
-    best 0.5 % less at 40."""
+    pause_weight: float = 0.02
+    """Step of the running median."""
+    pause_drift: float = 1.25
+    """Heaps are rebuilt when the median has moved by this factor."""
     pinned_share: float = 0.25
     """At most this share of all checkpoints may be pinned; further pins are treated as declared."""
 
-    def __post_init__(self) -> None:
-        if not 0 < self.old_octaves <= self.young_octaves:
-            raise ValueError(
-                f"old_octaves is {self.old_octaves}, young_octaves {self.young_octaves}; needs 0 < old <= young: "
-                "the two queues represent a concave decay"
-            )
 
+NUM_PIECES = 24
+"""Straight pieces of the decay; the last one begins at 8 million pauses."""
 
-@dataclass
-class _Queue:
-    """A heap of (fixed score, node id, version, checkpoint) of one straight piece of the decay."""
+Entry = tuple[float, int, int, float, Checkpoint]
+"""Fixed score, node id, version, last use at the time of entry, checkpoint."""
 
-    octaves_per_tick: float
-    entries: list[tuple[float, int, int, Checkpoint]] = field(default_factory=list[tuple[float, int, int, Checkpoint]])
-
-    def push(self, checkpoint: Checkpoint) -> None:
-        fixed = checkpoint.value + checkpoint.last_use * self.octaves_per_tick
-        heapq.heappush(self.entries, (fixed, checkpoint.key, checkpoint.version, checkpoint))
+Order = list[list[Entry]]
+"""Checkpoints in the order of eviction: a heap per piece. Entries with another version are stale."""
 
 
 class CheckpointIndex:
@@ -95,10 +95,11 @@ class CheckpointIndex:
         """Requests seen."""
         self.clock_s = 0.0
         """Latest time any request carried."""
-        self.reuse_interval = self.settings.reuse_interval
-        self._s_per_request = 1.0
+        self.pause = self._pause_in_heaps = self.settings.pause
+        """Running median of how many requests pass until a session returns to its tip."""
         self._pinned: set[int] = set()
-        self._knees: list[tuple[float, int, int, Checkpoint]] = []
+        self._tip_of: dict[str, int] = {}
+        """Where each session went on last."""
         self._rebuild()
 
     def __len__(self) -> int:
@@ -145,8 +146,10 @@ class CheckpointIndex:
             child.parent = added
         if above is not None:
             above.children[key] = added
+        self._touch(added)
         self._score(added)
         self._score_around(added)
+        self._follow(session, added)
         return added
 
     def remove(self, key: int) -> None:
@@ -157,6 +160,8 @@ class CheckpointIndex:
         """
         removed = self._by_key.pop(key)
         self._pinned.discard(key)
+        if removed.session is not None and self._tip_of.get(removed.session) == key:
+            del self._tip_of[removed.session]
         removed.version = -1
         above = removed.parent
         if above is not None:
@@ -170,6 +175,7 @@ class CheckpointIndex:
         """Forget all checkpoints, as after a flush; time and the measured reuse interval stay."""
         self._by_key.clear()
         self._pinned.clear()
+        self._tip_of.clear()
         self._rebuild()
 
     # --- events ---------------------------------------------------------------------------------------------------
@@ -177,38 +183,35 @@ class CheckpointIndex:
     def begin_request(self, now_s: float | None = None) -> None:
         """A request enters: time passes. ``now_s`` is the time the request itself carries."""
         self.tick += 1
-        if now_s is not None and now_s > self.clock_s:
-            if self.clock_s > 0:
-                weight = self.settings.reuse_weight
-                self._s_per_request += ((now_s - self.clock_s) - self._s_per_request) * weight
-            self.clock_s = now_s
+        self.clock_s = max(self.clock_s, now_s or 0.0)
 
     def use(self, key: int, session: str | None = None) -> float:
-        """A checkpoint was matched; it is as fresh as a new one. Returns its age in requests before that."""
+        """A checkpoint was matched or made again; its path is fresh. Returns its age in requests before that."""
         used = self._by_key[key]
         age = max(0.0, self.tick - used.last_use)
         if session is not None and session != used.session:
             used.shared = used.shared or used.session is not None
             used.session = session
-        used.released = False
-        used.last_use = max(used.last_use, float(self.tick))
-        used.old = False
-        self._score(used)
+        self._touch(used)
+        if used.released or used.left or used.waits:
+            used.released = used.left = used.waits = False
+            self._score(used)
+        self._follow(session, used)
         return age
 
     def observe_reuse(self, age: float) -> None:
         """A session went on after ``age`` requests: the measure of patience."""
-        self.reuse_interval += (max(age, 1.0) - self.reuse_interval) * self.settings.reuse_weight
-        drift = self.reuse_interval / self._reuse_in_queues
-        if not 1 / self.settings.reuse_drift < drift < self.settings.reuse_drift:
+        step = 1.0 + self.settings.pause_weight
+        self.pause = max(self.pause * step if age > self.pause else self.pause / step, 1.0)
+        drift = self.pause / self._pause_in_heaps
+        if not 1 / self.settings.pause_drift < drift < self.settings.pause_drift:
+            self._pause_in_heaps = self.pause
             self._rebuild()
 
     def expect(self, key: int, wait_s: float) -> None:
-        """The session will be back after so many seconds: its age counts from then, at most up to the knee."""
+        """The session will be back after so many seconds. Only long waits say something."""
         waiting = self._by_key[key]
-        credit = min(wait_s / self._s_per_request, self.settings.knee * self.reuse_interval) * self.settings.wait_credit
-        waiting.last_use = self.tick + credit
-        waiting.old = False
+        waiting.waits = wait_s >= self.settings.long_wait_s
         self._score(waiting)
 
     def set_locked(self, key: int, locked: bool) -> None:
@@ -252,17 +255,16 @@ class CheckpointIndex:
         self._push(checkpoint)
 
     def demote(self, session: str, start: int = 0) -> int:
-        """A session has left what it alone has behind ``start`` tokens: as if idle up to the knee. Returns the number.
+        """A session has left what it alone has behind ``start`` tokens, as it says. Returns the number that is new.
 
-        Using one of them makes it as fresh as any.
+        A use of one of them takes it back.
         """
-        left = [c for c in self._by_key.values() if c.session == session and not c.shared and c.depth > start]
-        at_knee = self.tick - self.settings.knee * self._reuse_in_queues
-        left = [checkpoint for checkpoint in left if checkpoint.last_use > at_knee]
-        for checkpoint in left:
-            checkpoint.last_use = at_knee
+        own = [c for c in self._by_key.values() if c.session == session and not c.shared and not c.left]
+        demoted = [checkpoint for checkpoint in own if checkpoint.depth > start]
+        for checkpoint in demoted:
+            checkpoint.left = True
             self._score(checkpoint)
-        return len(left)
+        return len(demoted)
 
     def release(self, session: str) -> int:
         """A session is over: checkpoints that only it used may go. Returns their number."""
@@ -276,69 +278,145 @@ class CheckpointIndex:
 
     def score(self, checkpoint: Checkpoint) -> float:
         """log2 of the tokens a checkpoint is expected to save, now."""
-        age = (self.tick - checkpoint.last_use) / self._reuse_in_queues
-        settings = self.settings
-        if not checkpoint.old:
-            return checkpoint.value - settings.young_octaves * age
-        at_knee = (settings.young_octaves - settings.old_octaves) * settings.knee
-        return checkpoint.value - settings.old_octaves * age - at_knee
+        return checkpoint.value - self._decay(self.tick - checkpoint.last_use)
 
     def victim(self, spared: Collection[int] = ()) -> Checkpoint | None:
         """The unlocked, unpinned checkpoint worth least, None if there is none. It stays in the index."""
-        self._age()
-        held: list[tuple[_Queue, Checkpoint]] = []
+        return self._first(self._states, spared)
+
+    def kv_victim(self, spared: Collection[int] = ()) -> Checkpoint | None:
+        """The unlocked, unpinned tip whose KV is worth least per token, None if there is none.
+
+        Dropping a tip's KV frees about as many tokens as its gap, so a token of it saves what the tip's chance says.
+        """
+        return self._first(self._tips, spared)
+
+    def _first(self, order: Order, spared: Collection[int]) -> Checkpoint | None:
+        held: list[tuple[int, Entry]] = []
         found: Checkpoint | None = None
         while found is None:
-            tops = [top for queue in (self._young, self._old) if (top := self._top(queue)) is not None]
+            while any([self._settle(order, piece) for piece, heap in enumerate(order) if heap]):
+                pass
+            tops = [
+                (heap[0][0] - self._ahead(piece), heap[0][3], heap[0][1], piece)
+                for piece, heap in enumerate(order)
+                if heap
+            ]
             if not tops:
                 break
-            queue, best = min(tops, key=lambda top: (self.score(top[1]), top[1].last_use, top[1].key))
+            piece = min(tops)[3]
+            best = order[piece][0][4]
             if best.key in spared or best.pinned_until_s > self.clock_s:
-                heapq.heappop(queue.entries)
-                held.append((queue, best))
+                held.append((piece, heapq.heappop(order[piece])))
             else:
                 found = best
-        for queue, checkpoint in held:
-            queue.push(checkpoint)
+        for piece, entry in held:
+            heapq.heappush(order[piece], entry)
         return found
 
-    def _top(self, queue: _Queue) -> tuple[_Queue, Checkpoint] | None:
-        """The valid entry with the lowest key; stale and locked ones are dropped (unlocking pushes again)."""
-        while queue.entries:
-            _, _, version, checkpoint = queue.entries[0]
+    def _settle(self, order: Order, piece: int) -> bool:
+        """Bring a true entry to the top of a heap: stale and locked ones go (unlocking pushes again), those of another
+        age by now move to their own heap. Whether one moved."""
+        heap, moved = order[piece], False
+        while heap:
+            _, _, version, last_use, checkpoint = heap[0]
             if version == checkpoint.version and not checkpoint.locked:
-                return queue, checkpoint
-            heapq.heappop(queue.entries)
-        return None
+                if last_use == checkpoint.last_use and self._piece(self.tick - last_use) == piece:
+                    break
+                moved = True
+                heapq.heappop(heap)
+                self._enter(order, checkpoint)
+            else:
+                heapq.heappop(heap)
+        return moved
+
+    # --- decay ----------------------------------------------------------------------------------------------------
+
+    def _piece(self, age: float) -> int:
+        """The straight piece an age lies in: 0 up to one pause, 1 up to three, 2 up to seven, ..."""
+        pauses = age / (self._pause_in_heaps * self.settings.pauses)
+        return min(int(math.log2(1.0 + pauses)), NUM_PIECES - 1)
+
+    def _slope(self, piece: int) -> float:
+        """Octaves lost per request within a piece."""
+        return self.settings.octaves / (self._pause_in_heaps * self.settings.pauses * (1 << piece))
+
+    def _decay(self, age: float) -> float:
+        piece = self._piece(age)
+        begins = self._pause_in_heaps * self.settings.pauses * ((1 << piece) - 1)
+        return self.settings.octaves * piece + (age - begins) * self._slope(piece)
+
+    def _ahead(self, piece: int) -> float:
+        """What fixed scores of a piece are ahead of the scores now."""
+        begins = self._pause_in_heaps * self.settings.pauses * ((1 << piece) - 1)
+        return self.settings.octaves * piece + (self.tick - begins) * self._slope(piece)
 
     # --- upkeep ---------------------------------------------------------------------------------------------------
 
+    def _touch(self, checkpoint: Checkpoint) -> None:
+        """The path down to here is used now; heaps learn of it when the entries come up."""
+        at: Checkpoint | None = checkpoint
+        while at is not None:
+            at.last_use = float(self.tick)
+            at = at.parent
+
+    def _follow(self, session: str | None, checkpoint: Checkpoint) -> None:
+        """A session is here now. Where it was before it has left, unless that lies above or others use it, too."""
+        if session is None:
+            return
+        before = self._by_key.get(self._tip_of.get(session, -1))
+        self._tip_of[session] = checkpoint.key
+        if len(self._tip_of) > 4 * len(self._by_key) + 1024:
+            self._tip_of = {name: key for name, key in self._tip_of.items() if key in self._by_key}
+        if before is None or before is checkpoint:
+            return
+        above: set[int] = set()
+        at: Checkpoint | None = checkpoint
+        while at is not None:
+            above.add(at.key)
+            at = at.parent
+        while before is not None and before.key not in above and self._belongs(before, session):
+            before.left = True
+            self._score(before)
+            before = before.parent
+
+    def _belongs(self, checkpoint: Checkpoint, session: str) -> bool:
+        return checkpoint.session == session and not checkpoint.shared and len(checkpoint.children) < 2
+
     def _score_around(self, checkpoint: Checkpoint) -> None:
-        """Roles depend on two generations below, gaps on the one above."""
+        """Chances depend on three generations below, gaps on the one above."""
         for child in checkpoint.children.values():
             self._score(child)
         above = checkpoint.parent
-        for _ in range(2):
+        for _ in range(3):
             if above is not None:
                 self._score(above)
                 above = above.parent
 
-    def _score(self, checkpoint: Checkpoint) -> None:
-        settings = self.settings
-        role = checkpoint.role
+    def _chance(self, checkpoint: Checkpoint) -> float:
+        settings, role = self.settings, checkpoint.role
         if role is Role.TIP:
             chance = settings.tip
         elif role is Role.PROMPT_END:
             chance = settings.prompt_end
-        elif role is Role.SUPERSEDED:
-            chance = settings.superseded
-        else:
+        elif role is Role.FORK:
             chance = min(settings.fork_per_child * len(checkpoint.children), settings.fork_most)
+        else:
+            (child,) = checkpoint.children.values()
+            chance = settings.edit * math.log2(child.depth / checkpoint.depth)
+            if child.role is Role.PROMPT_END:
+                chance += settings.last_turn
         if checkpoint.declared:
             chance = max(chance, settings.declared)
-        if checkpoint.released:
-            chance *= settings.released
-        checkpoint.value = math.log2(chance * checkpoint.gap)
+        if checkpoint.left:
+            chance *= settings.left
+        if checkpoint.waits:
+            chance *= settings.waits
+        return chance * settings.released if checkpoint.released else chance
+
+    def _score(self, checkpoint: Checkpoint) -> None:
+        checkpoint.chance = math.log2(self._chance(checkpoint))
+        checkpoint.value = checkpoint.chance + math.log2(checkpoint.gap)
         self._push(checkpoint)
 
     def _push(self, checkpoint: Checkpoint) -> None:
@@ -346,29 +424,22 @@ class CheckpointIndex:
         checkpoint.version = self._sequence
         if checkpoint.locked:
             return
-        if checkpoint.old:
-            self._old.push(checkpoint)
-        else:
-            self._young.push(checkpoint)
-            knee = checkpoint.last_use + self.settings.knee * self._reuse_in_queues
-            heapq.heappush(self._knees, (knee, checkpoint.key, checkpoint.version, checkpoint))
+        self._enter(self._states, checkpoint)
+        if not checkpoint.children:
+            self._enter(self._tips, checkpoint)
         if self._sequence - self._sequence_at_rebuild > 8 * len(self._by_key) + 1024:
             self._rebuild()  # drops stale entries: memory stays within a multiple of the checkpoints
 
-    def _age(self) -> None:
-        """Move checkpoints past the knee to the other queue."""
-        while self._knees and self._knees[0][0] <= self.tick:
-            _, _, version, checkpoint = heapq.heappop(self._knees)
-            if version == checkpoint.version and not checkpoint.old:
-                checkpoint.old = True
-                self._push(checkpoint)
+    def _enter(self, order: Order, checkpoint: Checkpoint) -> None:
+        piece = self._piece(self.tick - checkpoint.last_use)
+        value = checkpoint.value if order is self._states else checkpoint.chance
+        fixed = value + checkpoint.last_use * self._slope(piece)
+        entry = (fixed, checkpoint.key, checkpoint.version, checkpoint.last_use, checkpoint)
+        heapq.heappush(order[piece], entry)
 
     def _rebuild(self) -> None:
-        self._reuse_in_queues = self.reuse_interval
-        self._young = _Queue(self.settings.young_octaves / self._reuse_in_queues)
-        self._old = _Queue(self.settings.old_octaves / self._reuse_in_queues)
-        self._knees = []
+        self._states: Order = [[] for _ in range(NUM_PIECES)]
+        self._tips: Order = [[] for _ in range(NUM_PIECES)]
         self._sequence_at_rebuild = self._sequence + len(self._by_key)
         for checkpoint in self._by_key.values():
-            checkpoint.old = self.tick - checkpoint.last_use >= self.settings.knee * self._reuse_in_queues
             self._push(checkpoint)

@@ -72,7 +72,7 @@ class Checkpoint:
     children: dict[int, Checkpoint] = field(default_factory=dict[int, "Checkpoint"])
     """The next deeper checkpoints by key, one per path; a dict, because its order is the same in every rank."""
     last_use: float = 0.0
-    """Tick of the last use. May lie ahead when the session is known to wait."""
+    """Tick at which it or a deeper one on its path was used last."""
     session: str | None = None
     """The only session that made or used it; None when unknown or shared."""
     shared: bool = False
@@ -82,12 +82,16 @@ class Checkpoint:
     """The caller named its position as a boundary that others will share."""
     released: bool = False
     """Its session is over."""
+    left: bool = False
+    """Its session went on from elsewhere."""
+    waits: bool = False
+    """Its session announced a long wait."""
     pinned_until_s: float = 0.0
     """Logical time (see :class:`~k3_sglang.cache.policy.CheckpointIndex`) until which it is not evicted."""
+    chance: float = 0.0
+    """log2 of the probability that it is used again, without recency."""
     value: float = 0.0
     """log2 of the expected saving in tokens, without recency."""
-    old: bool = False
-    """In the queue of old checkpoints."""
     version: int = 0
     """Entries of the queues with another version are stale."""
 

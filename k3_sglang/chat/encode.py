@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from k3_sglang.chat.arguments import argument_text, load_arguments, type_name
 from k3_sglang.chat.canonical import canonical_json
@@ -73,8 +74,7 @@ def encode_ids(request: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCache 
     return ids
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedPart:
+class EncodedPart(NamedTuple):
     """Ids of one part of a prompt. `message` is its index in the request, None for what is no message."""
 
     message: int | None
@@ -90,10 +90,10 @@ def encode_parts(request: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCach
         encoded: list[EncodedPart] = []
         for (index, key, segments), known in zip(parts, cache.find(key for _, key, _ in parts), strict=True):
             if known is None:
-                known = tokenizer.encode_segments(segments)
-                if key is not None:
-                    cache.keep(key, known)
-            encoded.append(EncodedPart(index, known))
+                ids = tokenizer.encode_segments(segments)
+                encoded.append(EncodedPart(index, ids if key is None else cache.keep(key, ids)))
+            else:
+                encoded.append(EncodedPart(index, known))
         return encoded
     except ChatRequestError:
         render(request)  # meets the errors in their order

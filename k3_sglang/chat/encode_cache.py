@@ -59,20 +59,21 @@ class EncodeCache:
                     found.append(entry.ids)
         return found
 
-    def keep(self, key: Hashable, ids: Sequence[int]) -> None:
-        """Remember the ids of a part."""
+    def keep(self, key: Hashable, ids: Sequence[int]) -> Sequence[int]:
+        """Remember the ids of a part. Returns them as they are kept, which later look-ups return too."""
         cost = len(ids) + _ENTRY_TOKENS + _text_bytes(key) // _ID_BYTES
         if cost * 4 > self._max_tokens:
-            return
+            return ids
         with self._lock:
-            if key in self._parts:
-                return
+            if (known := self._parts.get(key)) is not None:
+                return known.ids
             # Each number once in memory, however often it occurs.
             entry = _Entry(tuple(map(self._numbers.setdefault, ids, ids)), self._lookups, cost)
             if self._tokens + entry.cost > self._max_tokens:
                 self._forget(self._max_tokens * 3 // 4 - entry.cost)
             self._parts[key] = entry
             self._tokens += entry.cost
+            return entry.ids
 
     def _forget(self, left_tokens: int) -> None:
         """Drop the parts unused for longest until no more than this is kept."""

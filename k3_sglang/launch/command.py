@@ -20,6 +20,15 @@ FORBIDDEN_FLAGS = {
 }
 """Flags the ``engine`` mapping may not carry, with the reason."""
 
+NOT_WITH_K3_CACHE = {
+    "speculative-algorithm": "states at exact ends are not kept under speculation",
+    "disaggregation-mode": "states at exact ends are kept by one engine only",
+    "enable-session-radix-cache": "the k3 cache takes sessions as hints",
+    "enable-int8-mamba-checkpoint": "SGLang allows it with its own cache only",
+    "mamba-max-states-per-path": "the k3 cache needs no cap",
+}
+"""Flags the ``engine`` mapping may carry only with ``cache: sglang``, with the reason."""
+
 OTHER_NAMES = {
     "model": "model-path",
     "tensor-parallel-size": "tp-size",
@@ -52,7 +61,8 @@ def engine_flags(resolved: Resolved) -> list[Flag]:
     if not resolved.overlap:
         ours.append(Flag("disable-overlap-schedule", None, "overlap hides CPU work behind a GPU"))
     taken = {flag.name: flag.reason for flag in ours}
-    further = [_further_flag(name, value, taken) for name, value in resolved.settings.engine.items()]
+    cache, mapping = resolved.settings.cache, resolved.settings.engine
+    further = [_further_flag(name, value, taken, cache) for name, value in mapping.items()]
     return ours + further
 
 
@@ -132,19 +142,21 @@ def _own_model_on_gpu_flags() -> list[Flag]:
     ]
 
 
-def _further_flag(name: str, value: bool | int | float | str, taken: Mapping[str, str]) -> Flag:
+def _further_flag(name: str, value: bool | int | float | str, taken: Mapping[str, str], cache: str) -> Flag:
     if name.startswith("-") or "_" in name:
         wanted = name.lstrip("-").replace("_", "-")
         raise SettingsError(f"engine.{name}: write SGLang's long flag without leading dashes, {wanted!r}")
     full = OTHER_NAMES.get(name, name)
     if full in FORBIDDEN_FLAGS:
         raise SettingsError(f"engine.{name} is refused: {FORBIDDEN_FLAGS[full]}")
+    if full in NOT_WITH_K3_CACHE and cache == "k3":
+        raise SettingsError(f"engine.{name} is refused: {NOT_WITH_K3_CACHE[full]}; set cache to 'sglang' to use it")
     if full in taken:
         raise SettingsError(
             f"engine.{name}: the launcher sets --{full} itself ({taken[full]}); to choose it, use its own setting"
         )
-    for known in (*FORBIDDEN_FLAGS, *taken):
-        if known.startswith(name):
+    for known in (*FORBIDDEN_FLAGS, *NOT_WITH_K3_CACHE, *taken):
+        if known != full and known.startswith(name):
             raise SettingsError(f"engine.{name}: SGLang would read it as --{known}; write flags in full")
     if value is False:
         raise SettingsError(f"engine.{name} is false; SGLang's switches cannot be given as off: leave the key out")
@@ -175,6 +187,9 @@ def engine_environment(resolved: Resolved, base: Mapping[str, str]) -> dict[str,
     }
     if resolved.settings.cache == "k3":
         added["K3_SGLANG_CUT_COST_TOKENS"] = str(resolved.cut_cost_tokens)
+        if resolved.settings.checkpoint_format != "state":
+            form, slots = resolved.settings.checkpoint_format, resolved.settings.checkpoint_slots
+            added["K3_SGLANG_CHECKPOINTS"] = f"{form}:{slots}"
     if resolved.own_model:
         # SGLang then registers our classes itself and skips importing its own two hundred models.
         added["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "k3_sglang.models"

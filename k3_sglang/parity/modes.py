@@ -116,9 +116,9 @@ def prefixes_on_the_grid(prompt: Prompt) -> list[tuple[int, int]]:
 
 
 def prefixes_off_the_grid(prompt: Prompt) -> list[tuple[int, int]]:
-    """Prefixes of odd lengths, whose kept state lies at the multiple of the grid below them."""
+    """Prefixes of odd lengths: the checkpoint cache keeps the state at exactly their end."""
     lengths = (65, 67, 95, 101, 127, 129, 131, 189, 191, 193, 199, 257, 511, 777)
-    return [(n, n - n % SNAPSHOT_GRID) for n in lengths if n < len(prompt.ids)]
+    return [(n, n) for n in lengths if n < len(prompt.ids)]
 
 
 def prefixes_behind_a_chunk(prompt: Prompt, chunk_tokens: int) -> list[tuple[int, int]]:

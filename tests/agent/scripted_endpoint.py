@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,6 +33,8 @@ class Reply:
     status: int = 200
     body: Any = None
     """JSON body of a reply that is no stream."""
+    headers: Mapping[str, str] | None = None
+    """Headers of a reply that is no stream."""
     comments: int = 0
     """Keep-alive comments sent first, one every 50 ms."""
     raw: str = ""
@@ -84,7 +86,7 @@ class Endpoint:
         self.requests.append(await request.json())
         reply = self.next_reply()
         if reply.status != 200:
-            return JSONResponse(reply.body, reply.status)
+            return JSONResponse(reply.body, reply.status, reply.headers)
         return _Stream(reply, self.disconnected)
 
     async def models(self, _: Request) -> Response:

@@ -1,7 +1,9 @@
 """The sandbox of shell commands: what it is told, and what a command can do in it where it is installed."""
 
 import asyncio
+import contextlib
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,23 @@ async def test_a_confined_command_sees_its_directory_and_not_the_users_files(tmp
     )
     assert "mine" in result.model and "No such file" in result.model
     assert (tmp_path / "new").read_text() == "x\n"
+
+
+@needs_bubblewrap
+async def test_a_confined_command_has_no_network_and_leaves_no_process(tmp_path: Path) -> None:
+    registry = ToolRegistry([shell_tool(tmp_path, ShellSettings(sandbox=Bubblewrap()))])
+    command = "cat /proc/net/dev | grep -c :; setsid sleep 4711 & echo started"
+    result = await registry.execute(ToolCall("c", "run_command", f'{{"command": "{command}"}}'))
+    assert "started" in result.model and result.model.splitlines()[0] == "1", "the loopback device alone"
+    deadline = time.monotonic() + 10
+    while any("sleep\x004711" in text for text in _command_lines()):
+        assert time.monotonic() < deadline, "a process in a session of its own outlived its command"
+        await asyncio.sleep(0.05)
+
+
+def _command_lines() -> list[str]:
+    found: list[str] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text())
+    return found

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from agent_runtime.conversation import AssistantTurn, Conversation, Message
+from agent_runtime.conversation import AssistantTurn, Conversation, Message, Usage
 from agent_runtime.engine.openai_chat import ChatClient
 from agent_runtime.errors import AgentBusy
+from agent_runtime.events import RunStatus
 from agent_runtime.limits import Limits
 from agent_runtime.loop import Agent
 from agent_runtime.resume import recover
@@ -143,3 +144,15 @@ async def test_tools_are_added_between_runs_and_under_new_names_only() -> None:
     result = await busy.run("go")
     assert AgentBusy.__name__ in result.steps[0].tools[0].result.model
     assert Message(role="system", tools=()) not in busy.conversation.messages
+
+
+async def test_tokens_of_sub_agents_count_in_the_run_and_its_budget() -> None:
+    def plays(seen: Seen) -> AssistantTurn:
+        if seen.messages[-1].content == "part":
+            return turn("found", usage=Usage(1000, 100, 900))
+        return turn("", ("delegate", TASK), usage=Usage(100, 10, 50))
+
+    agent = Agent(ScriptedModel([plays]), ToolRegistry([delegate_tool()]), limits=Limits(token_budget=250))
+    result = await agent.run("go")
+    assert result.status is RunStatus.TOKEN_BUDGET and len(result.steps) == 1
+    assert (result.usage.prompt_tokens, result.usage.cached_tokens, result.usage.completion_tokens) == (1100, 950, 110)

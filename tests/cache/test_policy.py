@@ -15,7 +15,6 @@ from k3_sglang.cache.policy import CheckpointIndex, EvictionSettings
 from k3_sglang.cache.types import Checkpoint, Role
 
 SETTINGS = EvictionSettings()
-CHANCE = {Role.TIP: SETTINGS.tip, Role.PROMPT_END: SETTINGS.prompt_end, Role.SUPERSEDED: SETTINGS.superseded}
 
 
 def chain(index: CheckpointIndex, first_key: int, depths: list[int], session: str | None = None) -> list[Checkpoint]:
@@ -26,21 +25,45 @@ def chain(index: CheckpointIndex, first_key: int, depths: list[int], session: st
     return made
 
 
-def plain_score(index: CheckpointIndex, checkpoint: Checkpoint, interval: float) -> float:
-    """The definition, written down again: log2(p * gap) minus a concave decay."""
-    role = checkpoint.role
-    if role is Role.FORK:
-        chance = min(SETTINGS.fork_per_child * len(checkpoint.children), SETTINGS.fork_most)
+def plain_chance(checkpoint: Checkpoint) -> float:
+    """The definition, written down again: chance by role, and what the caller said."""
+    children = list(checkpoint.children.values())
+    if not children:
+        chance = SETTINGS.tip
+    elif len(children) > 1:
+        chance = min(SETTINGS.fork_per_child * len(children), SETTINGS.fork_most)
+    elif not children[0].children:
+        chance = SETTINGS.prompt_end
     else:
-        chance = CHANCE[role]
+        chance = SETTINGS.edit * math.log2(children[0].depth / checkpoint.depth)
+        grandchildren = list(children[0].children.values())
+        chance += SETTINGS.last_turn * (len(grandchildren) == 1 and not grandchildren[0].children)
     if checkpoint.declared:
         chance = max(chance, SETTINGS.declared)
-    if checkpoint.released:
-        chance *= SETTINGS.released
-    age = (index.tick - checkpoint.last_use) / interval
-    young = SETTINGS.young_octaves * age
-    old = SETTINGS.old_octaves * age + (SETTINGS.young_octaves - SETTINGS.old_octaves) * SETTINGS.knee
-    return math.log2(chance * checkpoint.gap) - min(young, old)
+    for said, factor in (
+        (checkpoint.released, SETTINGS.released),
+        (checkpoint.left, SETTINGS.left),
+        (checkpoint.waits, SETTINGS.waits),
+    ):
+        chance *= factor if said else 1.0
+    return chance
+
+
+def plain_decay(age: float, pause: float) -> float:
+    """log2(1 + age) in octaves, made straight between ages of 0, 1, 3, 7, ... pauses."""
+    pauses, begins, octave = age / (pause * SETTINGS.pauses), 0.0, 0
+    while pauses >= 2 * begins + 1:
+        begins, octave = 2 * begins + 1, octave + 1
+    return SETTINGS.octaves * (octave + (pauses - begins) / (begins + 1))
+
+
+def plain_scores(index: CheckpointIndex, candidates: list[Checkpoint], pause: float, *, kv: bool) -> dict[int, float]:
+    """Score of each; for KV only the tips', per token."""
+    return {
+        c.key: math.log2(plain_chance(c) * (1 if kv else c.gap)) - plain_decay(index.tick - c.last_use, pause)
+        for c in candidates
+        if not (kv and c.children)
+    }
 
 
 def evictable(index: CheckpointIndex) -> list[Checkpoint]:
@@ -99,15 +122,15 @@ def test_the_indexed_victim_is_the_one_a_scan_finds(seed: int, steps: int) -> No
     index = CheckpointIndex()
     for next_key in range(steps):
         change(index, chooser, next_key)
-        interval = index._reuse_in_queues  # the mean as of the last rebuild; it may lag by the allowed drift
-        assert 1 / SETTINGS.reuse_drift <= index.reuse_interval / interval <= SETTINGS.reuse_drift
+        pause = index._pause_in_heaps  # the median as of the last rebuild; it may lag by the allowed drift
+        assert 1 / SETTINGS.pause_drift <= index.pause / pause <= SETTINGS.pause_drift
         candidates = evictable(index)
-        victim = index.victim()
-        assert (victim is None) == (not candidates)
-        if victim is not None:
-            assert victim in candidates
-            scores = {c.key: plain_score(index, c, interval) for c in candidates}
-            assert scores[victim.key] <= min(scores.values()) + 1e-6
+        for victim, kv in ((index.victim(), False), (index.kv_victim(), True)):
+            scores = plain_scores(index, candidates, pause, kv=kv)
+            assert (victim is None) == (not scores)
+            if victim is not None:
+                assert scores[victim.key] <= min(scores.values()) + 1e-6
+                assert index.score(victim) == pytest.approx(plain_scores(index, [victim], pause, kv=False)[victim.key])
     check_links(index)
 
 
@@ -167,7 +190,7 @@ def test_a_checkpoint_out_of_order_is_refused(depth: int, parent: int | None, ch
 
 def test_superseded_chunk_states_of_a_long_prefill_go_before_the_tips_of_other_sessions() -> None:
     index = CheckpointIndex()
-    tips = [chain(index, 10 * i, [20_000, 21_000])[-1] for i in range(1, 4)]
+    tips = [chain(index, 10 * i, [1_000, 21_000])[-1] for i in range(1, 4)]
     for _ in range(8):
         index.begin_request()
     prefill = chain(index, 100, [16_384 * i for i in range(1, 10)])
@@ -181,10 +204,10 @@ def test_superseded_chunk_states_of_a_long_prefill_go_before_the_tips_of_other_s
     assert all(key >= 100 or key % 10 == 0 for key in gone)
 
 
-def test_an_idle_session_loses_to_a_working_one_however_long_its_history() -> None:
+def test_a_session_idle_for_long_loses_to_a_working_one_though_its_history_is_longer() -> None:
     index = CheckpointIndex()
     idle = chain(index, 0, [150_000])[0]
-    for _ in range(int(12 * SETTINGS.knee * index.reuse_interval)):
+    for _ in range(int(150 * SETTINGS.pauses * index.pause)):
         index.begin_request()
     working = chain(index, 10, [2_000])[0]
     assert index.victim() is idle
@@ -236,15 +259,16 @@ def test_an_abandoned_branch_goes_before_working_sessions_and_comes_back_with_it
     chain(index, 1, [1000, 9000, 9800], session="left")
     chain(index, 11, [3000], session="working")
     assert index.demote("left", start=1000) == 2
-    assert index.demote("left", start=1000) == 0, "it is as old as it gets"
+    assert index.demote("left", start=1000) == 0, "it is left already"
     assert index.get(1).last_use == index.tick, "the head is before the branch"  # type: ignore[union-attr]
     before = index.score(index.get(3))  # type: ignore[arg-type]
     assert before < index.score(index.get(11))  # type: ignore[arg-type]
     index.use(3, "left")
-    assert index.score(index.get(3)) == before + SETTINGS.knee * SETTINGS.young_octaves  # type: ignore[arg-type]
+    assert index.score(index.get(3)) == pytest.approx(before - math.log2(SETTINGS.left))  # type: ignore[arg-type]
     index.use(2, "other")
     index.use(2, "left")
-    assert index.demote("left") == 2, "what two sessions used is not demoted"
+    assert index.demote("left") == 1, "what two sessions used is not demoted, and 3 was left by going back to 2"
+    assert [index.get(key).left for key in (1, 2, 3)] == [True, False, True]  # type: ignore[union-attr]
 
 
 def test_when_pins_are_spent_those_that_their_own_path_left_behind_give_way() -> None:
@@ -255,7 +279,7 @@ def test_when_pins_are_spent_those_that_their_own_path_left_behind_give_way() ->
     assert index.pin(1, 100.0)
     assert not index.pin(3, 100.0), "it is superseded as well"
     assert index.pin(8, 100.0)
-    assert [turn.pinned_until_s for turn in turns] == [0, 100, 0, 0, 0, 0, 0, 100], "of equal ones the older goes"
+    assert [turn.pinned_until_s for turn in turns] == [100, 0, 0, 0, 0, 0, 0, 100], "the one worth less goes"
     assert index.pin(7, 100.0)
     assert [turn.pinned_until_s for turn in turns] == [0, 0, 0, 0, 0, 0, 100, 100]
     index.add(20, 650, 6)
@@ -282,16 +306,58 @@ def test_named_positions_on_a_path_are_declared_or_pinned_and_pins_are_renewed()
     assert path[1].declared
 
 
-def test_a_session_that_is_expected_late_keeps_its_place() -> None:
-    index = CheckpointIndex(EvictionSettings(wait_credit=1.0))
-    for second in range(1, 40):
-        index.begin_request(float(second))
-    (waiting,) = chain(index, 0, [5_000])
-    (other,) = chain(index, 10, [6_000])
-    index.expect(waiting.key, 40.0)
-    for second in range(40, 80):
-        index.begin_request(float(second))
-    assert index.victim() is other
+def test_an_announced_long_wait_counts_against_a_session_until_it_is_back() -> None:
+    index = CheckpointIndex()
+    (person,) = chain(index, 0, [6_000])
+    (tool,) = chain(index, 10, [5_000])
+    index.expect(person.key, 300.0)
+    index.expect(tool.key, 15.0)
+    assert index.victim() is person
+    index.use(person.key)
+    assert index.victim() is tool
+
+
+def test_a_path_is_as_fresh_as_its_deepest_use() -> None:
+    index = CheckpointIndex()
+    old_head, _, _ = chain(index, 0, [10_000, 10_400, 11_000])
+    idle_head, _, _ = chain(index, 10, [10_000, 10_400, 11_000])
+    for _ in range(200):
+        index.begin_request()
+        index.use(2)
+    for key in (1, 2, 11, 12):
+        index.set_locked(key, True)
+    assert (old_head.last_use, idle_head.last_use) == (200.0, 0.0)
+    assert index.victim() is idle_head
+
+
+def test_a_session_leaves_the_branch_it_does_not_go_on_with() -> None:
+    index = CheckpointIndex()
+    head, middle, tip = chain(index, 0, [10_000, 50_000, 90_000], session="a")
+    rewritten = index.add(9, 12_000, head.key, session="a")
+    assert [c.left for c in (head, middle, tip, rewritten)] == [False, True, True, False]
+    index.use(tip.key, "a")
+    assert [c.left for c in (head, tip, rewritten)] == [False, False, True], "it went back"
+
+
+def test_a_session_leaves_nothing_that_others_use() -> None:
+    index = CheckpointIndex()
+    _, middle, tip = chain(index, 0, [10_000, 50_000, 90_000], session="a")
+    index.use(middle.key, "b")
+    index.add(9, 12_000, 0, session="a")
+    assert (middle.left, tip.left) == (False, True)
+
+
+def test_kv_is_dropped_by_how_likely_a_tip_returns_not_by_its_length() -> None:
+    index = CheckpointIndex()
+    chain(index, 0, [500])
+    for _ in range(100):
+        index.begin_request()
+    chain(index, 10, [200_000])
+    chain(index, 20, [300], session="over")
+    index.release("over")
+    assert index.kv_victim() is index.get(20)
+    index.remove(20)
+    assert index.kv_victim() is index.get(0)
 
 
 def test_a_flush_forgets_checkpoints_but_not_how_patient_the_sessions_are() -> None:
@@ -299,27 +365,23 @@ def test_a_flush_forgets_checkpoints_but_not_how_patient_the_sessions_are() -> N
     chain(index, 0, [10, 20])
     for _ in range(100):
         index.observe_reuse(90.0)
-    patience = index.reuse_interval
+    patience = index.pause
     index.clear()
     assert len(index) == 0
     assert index.victim() is None
-    assert index.reuse_interval == patience > 60
+    assert index.pause == patience > 20
     chain(index, 0, [10, 20])
     assert index.victim() is not None
-
-
-def test_settings_that_are_not_concave_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs 0 < old <= young"):
-        EvictionSettings(young_octaves=0.2, old_octaves=0.3)
 
 
 def test_queues_stay_small_when_the_same_few_checkpoints_change_all_the_time() -> None:
     index = CheckpointIndex()
     chain(index, 0, list(range(10, 200, 10)))
     for i in range(20_000):
-        index.use(i % 19)
-    held = len(index._young.entries) + len(index._old.entries) + len(index._knees)
-    assert held < 3 * (8 * 19 + 1024) + 60
+        index.set_locked(i % 19, i % 38 < 19)
+        index.begin_request()
+    held = sum(len(heap) for order in (index._states, index._tips) for heap in order)
+    assert held < 3 * (8 * 19 + 1024)
 
 
 def test_a_victim_among_ten_thousand_costs_no_scan() -> None:

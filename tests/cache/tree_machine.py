@@ -136,7 +136,12 @@ class Machine:
         hints = self.chooser.choice(
             [None, None, {"head_len": len(prompt) // 2}, {"session": "s", "boundaries": [cut]}, {"bad": 1}]
         )
-        custom: Any = {PARAMETER: hints} if hints else None
+        if self.fits(len(prompt) + 2):
+            self.begin(prompt, {PARAMETER: hints} if hints else None)
+        return None
+
+    def begin(self, prompt: list[int], custom: Any = None) -> Any:
+        """A request up to the end of its prompt, or until it is aborted."""
         req: Any = Req(
             rid=f"r{self.count}",
             origin_input_text="",
@@ -144,8 +149,6 @@ class Machine:
             sampling_params=SamplingParams(temperature=0, max_new_tokens=400, custom_params=custom),
         )
         self.count += 1
-        if not self.fits(len(prompt) + 2):
-            return None
         req.init_next_round_input(self.cache)
         self.expect_true_prefix(req)
         req.lock = self.cache.lock(req.last_node)
@@ -160,7 +163,7 @@ class Machine:
             self.rows.write((req.kv.req_pool_idx, slice(0, req.prefix_len)), indices[: req.prefix_len].int())
         self.live.append(req)
         self.prefill(req)
-        return None
+        return req
 
     def prefill(self, req: Any) -> None:
         """Chunks up to the end of the prompt; now and then the request is aborted between two."""

@@ -95,8 +95,10 @@ def test_without_a_tokenizer_what_was_reported_counts_and_texts_are_bounded_by_b
     meter.observe([user("x")], turn("y", usage=Usage(299_000, 1_000, 0)))
     assert meter.count([user("x")], TOOLS) == 300_000
     assert meter.text_tokens("é🙂") == 6
+    sent = [user("x"), *made("a", "é" * 100)]
+    assert meter.bound(sent, TOOLS) == 300_000 + 200 + 200 + 3, "what was added is bounded by its bytes"
     meter.reset()
-    assert meter.count([], ()) is None
+    assert meter.count([], ()) is None and meter.bound([], ()) is None
 
 
 @pytest.mark.parametrize(("tokens", "summaries"), [(299_999, 0), (300_000, 1)])

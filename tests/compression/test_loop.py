@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from agent_runtime.compression.trigger import CompressionSettings
 from agent_runtime.conversation import AssistantTurn, ConversationError, Message, Usage
 from agent_runtime.engine.chat_errors import ContextOverflow, StreamBroken
 from agent_runtime.engine.openai_chat import ChatClient
-from agent_runtime.events import CompressionFinished, CompressionStarted, Event, RunStatus
+from agent_runtime.events import CompressionFinished, CompressionStarted, Event, RunStatus, StepStarted
 from agent_runtime.limits import Limits, Retries
 from agent_runtime.loop import Agent, AgentOptions
 from agent_runtime.replay import replay
@@ -23,6 +24,7 @@ from agent_runtime.tools.recovery import recovery_tools
 from agent_runtime.tools.registry import ToolRegistry, tool
 from k3_sglang.chat.encode import encode_ids
 from k3_sglang.chat.types import ChatRequest
+from k3_sglang.tiny.checkpoint import ensure
 from tests.agent.scripted_endpoint import calls, says, serve
 from tests.agent.scripted_model import Line, ScriptedModel, Seen, is_summary, turn
 from tests.gateway.vocabulary import byte_tokenizer
@@ -319,3 +321,48 @@ async def test_without_compression_nothing_is_summarised() -> None:
     assert (await agent.run("go")).completed and model.summaries == []
     with pytest.raises(RuntimeError, match="without compression"):
         await agent.compress()
+
+
+async def test_a_compression_in_the_middle_of_an_answer_or_a_tool_keeps_the_count_exact() -> None:
+    """The answer belongs to the old prompt and comes into the new window; what was reported about it must not count."""
+
+    @tool(parallel=False)
+    async def shorten() -> str:
+        """Compresses while it runs."""
+        return (await agent.compress()).outcome
+
+    async def plays(seen: Seen) -> AssistantTurn:
+        if is_summary(seen):
+            return turn("SUMMARY")
+        step = len(model.steps)
+        if step == 2:
+            return turn("", ("shorten", "{}"), ("look", "{}"))
+        if step == 4:
+            await agent.compress()
+        return turn("done") if step == 12 else turn("", ("look", f'{{"n": {step}}}'))
+
+    model = ScriptedModel([plays], count=counted)
+    meter, sizes = EncoderMeter(TOKENIZER), list[int | None]()
+    agent = Agent(model, ToolRegistry([look, shorten]), "s", meter=meter)
+
+    def before(event: Event) -> None:
+        if isinstance(event, StepStarted):
+            sizes.append(meter.count(agent.conversation.messages, agent.tools))
+
+    result = await agent.run("go", on_event=before)
+    assert result.completed and len(model.summaries) == 2 and agent.history.window.number == 2
+    assert result.steps[1].tools[0].result.model == "compressed"
+    assert sizes == [sized(seen.messages, seen.tools) for seen in model.steps]
+    assert recover(agent.history.store.entries()).conversation.messages == agent.conversation.messages
+    assert all(made.exact for made in replay(agent.history.store.entries()))
+
+
+async def test_the_program_in_the_documentation_can_be_run(repository: Path) -> None:
+    program = (repository / "docs/compression.md").read_text("utf-8").partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(program, "docs/compression.md", "exec"), names)
+    with serve(says("hello")) as endpoint:
+        async with ChatClient(endpoint.base_url) as client:
+            agent = await names["make"](client, ensure())
+            assert (await agent.run("hi")).text == "hello" and agent.compressor is not None
+            assert agent.compressor.settings.trigger == 300_000

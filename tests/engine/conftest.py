@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.engine.k3_cache import CHECK_ENV, MODES, Mode
 from tests.engine.stack import Engine, Stack, configuration, running
 
 
@@ -42,6 +43,33 @@ def engine(stack: Stack) -> Iterator[Engine]:
     with client.http:
         client.flush()
         yield client
+
+
+@pytest.fixture(scope="session", params=list(MODES.values()), ids=list(MODES))
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """How the engine with the checkpoint cache runs; one server lives at a time."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def k3_stack(mode: Mode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Engine and gateway with the checkpoint cache and small pools."""
+    file = tmp_path_factory.mktemp("k3") / "k3.yaml"
+    file.write_text(mode.configuration, encoding="utf-8")
+    with running(["--config", str(file)], *two_free_ports(), {CHECK_ENV: "1"}) as started:
+        yield started
+
+
+@pytest.fixture
+def k3(k3_stack: Stack) -> Iterator[Engine]:
+    """That engine, empty; whatever a test did, nothing is lost or counted twice."""
+    client = Engine(k3_stack.engine_url)
+    with client.http:
+        client.flush()
+        yield client
+        client.wait_idle()
+        (checked,) = client.cache("check")
+        assert checked["problems"] == []
 
 
 @pytest.fixture(scope="session", autouse=True)

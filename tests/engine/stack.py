@@ -142,6 +142,8 @@ class Generated:
     cached_tokens: int
     prompt_tokens: int
     finish: str
+    why_not_more: str | None
+    """Why no more was reused, with our cache."""
 
 
 class Engine:
@@ -245,6 +247,7 @@ def _generated(body: dict[str, object]) -> Generated:
         cached_tokens=meta["cached_tokens"],
         prompt_tokens=meta["prompt_tokens"],
         finish=meta["finish_reason"]["type"],
+        why_not_more=meta["k3_cache"][0]["why_not_more"] if "k3_cache" in meta else None,
     )
 
 

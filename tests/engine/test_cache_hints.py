@@ -16,6 +16,7 @@ from tests.engine.conftest import two_free_ports
 from tests.engine.stack import Engine, Stack, running
 from tests.engine.test_prefix_cache import prompt
 from tests.gateway.bodies import WEATHER_TOOL, continued, streamed, user
+from tests.gateway.pictures import data_url, image_part, picture
 
 STATE_SLOTS = 20
 CONFIGURATION = f"""
@@ -123,6 +124,21 @@ def test_a_marked_part_is_where_the_next_prompt_goes_on_and_it_is_pinned(gateway
     (tree,) = k3.cache("dump")
     (pinned,) = [node for node in tree["nodes"] if node["checkpoint"] and node["checkpoint"]["pinned"]]
     assert cached(ask(gateway, parts(7))) == pinned["end"]
+
+
+def test_a_marked_picture_counts_as_the_tokens_it_becomes(gateway: httpx.Client, k3: Engine) -> None:
+    shown = {**image_part(data_url(picture(300, 260))), **HOUR}
+
+    def look(question: str) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [shown, {"type": "text", "text": question}]}]
+
+    cold = ask(gateway, look(words(60, seed=2)))
+    k3.flush()
+    ask(gateway, look(words(60, seed=1)))
+    _head, mark, *_behind = sorted(checkpoints(k3))
+    warm = ask(gateway, look(words(60, seed=2)))
+    assert cached(warm) == mark > 200
+    assert warm["choices"] == cold["choices"]
 
 
 def test_an_instruction_for_one_turn_does_not_cost_the_history(gateway: httpx.Client, k3: Engine) -> None:

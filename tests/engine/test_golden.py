@@ -35,9 +35,10 @@ def whole(golden_engine: Engine, data: Golden) -> ScoredEngine:
     return ScoredEngine(golden_engine.http, data.config.text.vocab_size)
 
 
-def another_engine(data: Golden, dtype: str, chunk_tokens: int) -> Iterator[ScoredEngine]:
+def another_engine(data: Golden, dtype: str, chunk_tokens: int, cache: str) -> Iterator[ScoredEngine]:
     """A server of its own: the chunk size is fixed at its start."""
     arguments = [*golden_arguments(data.directory, dtype), "--chunked-prefill-tokens", str(chunk_tokens)]
+    arguments += ["--cache", cache]
     with running(arguments, *two_free_ports()) as stack:
         client = Engine(stack.engine_url)
         with client.http:
@@ -46,14 +47,14 @@ def another_engine(data: Golden, dtype: str, chunk_tokens: int) -> Iterator[Scor
 
 @pytest.fixture(scope="module")
 def chunked(data: Golden) -> Iterator[ScoredEngine]:
-    """float32, prompts cut into chunks that are no multiple of the snapshot grid."""
-    yield from another_engine(data, "float32", CHUNK_TOKENS)
+    """float32, SGLang's cache, prompts cut into chunks that are no multiple of its snapshot grid."""
+    yield from another_engine(data, "float32", CHUNK_TOKENS, "sglang")
 
 
 @pytest.fixture(scope="module")
 def bf16(data: Golden) -> Iterator[ScoredEngine]:
     """bfloat16, prompts cut into chunks of the snapshot grid."""
-    yield from another_engine(data, "bfloat16", BF16_CHUNK_TOKENS)
+    yield from another_engine(data, "bfloat16", BF16_CHUNK_TOKENS, "k3")
 
 
 def passed(rows: list[Row]) -> bool:
@@ -93,7 +94,7 @@ def test_a_hit_at_every_multiple_of_64_continues_as_the_reference_does(whole: Sc
             assert row.cached_tokens == prefix_len
 
 
-def test_a_prefix_of_odd_length_continues_from_the_multiple_of_64_below_it(whole: ScoredEngine, data: Golden) -> None:
+def test_a_prefix_of_odd_length_continues_from_exactly_its_end(whole: ScoredEngine, data: Golden) -> None:
     for prompt in (data.prompt("len200"), data.long_prompt):
         for prefix_len, hit_len in modes.prefixes_off_the_grid(prompt):
             row = modes.after_hit(whole, data, "float32", prompt, prefix_len, hit_len)

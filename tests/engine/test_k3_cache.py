@@ -1,110 +1,123 @@
-"""The checkpoint cache in the real engine, small pools: exact ends, forks, heads, tokens equal to cold runs."""
+"""The checkpoint cache in the real engine, small pools: exact ends, forks, heads, tokens equal to cold runs.
+
+Everything runs three times: with pages of one token, with overlapped steps, and with overlapped steps and pages of 64.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
+import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.engine.conftest import two_free_ports
-from tests.engine.stack import Engine, Stack, running
+from tests.engine.k3_cache import STATE_SLOTS, Mode, cold
+from tests.engine.stack import Engine
 from tests.engine.test_prefix_cache import prompt
 
-KV_TOKENS = 6144
-STATE_SLOTS = 18
-CONFIGURATION = f"""
-model: tiny
-device: cpu
-cache: k3
-kv_tokens: {KV_TOKENS}
-state_slots: {STATE_SLOTS}
-max_running_requests: 4
-page_size: 1
-chunked_prefill_tokens: 1024
-log_level: warning
-"""
 SHARED = 700
 """Tokens of a common head."""
 
 
-@pytest.fixture(scope="module")
-def k3_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    file: Path = tmp_path_factory.mktemp("k3") / "k3.yaml"
-    file.write_text(CONFIGURATION, encoding="utf-8")
-    with running(["--config", str(file)], *two_free_ports()) as started:
-        yield started
-
-
-@pytest.fixture
-def k3(k3_stack: Stack) -> Iterator[Engine]:
-    """The engine with our cache, empty."""
-    client = Engine(k3_stack.engine_url)
-    with client.http:
-        client.flush()
-        yield client
-        client.wait_idle()
-
-
-def cold(engine: Engine, ids: list[int], new_tokens: int) -> tuple[int, ...]:
-    """What a request gives when nothing is cached."""
-    engine.flush()
-    answer = engine.generate(ids, new_tokens)
-    assert answer.cached_tokens == 0
-    return answer.ids
-
-
-def test_the_engine_says_that_our_cache_is_the_one_in_use(k3: Engine) -> None:
+def test_the_engine_says_that_our_cache_is_the_one_in_use_and_how_it_runs(k3: Engine, mode: Mode) -> None:
     server = k3.http.get("/server_info").json()
     assert server["radix_cache_backend"] == "k3"
     assert server["mamba_radix_cache_strategy"] == "no_buffer"
+    assert server["page_size"] == mode.page_size
+    assert server["disable_overlap_schedule"] is (mode.overlap == "off")
 
 
-def test_counters_and_the_tree_can_be_read_from_outside(k3: Engine) -> None:
+def test_counters_and_the_tree_can_be_read_from_outside(k3: Engine, mode: Mode) -> None:
     (before,) = k3.cache("metrics")
-    ids = prompt(80, seed=44)
-    k3.generate(ids, 5)
+    ids = prompt(130, seed=44)
+    k3.generate(ids, 64)
     (after,) = k3.cache("metrics")
     assert after["metrics"]["prompt_tokens"] - before["metrics"]["prompt_tokens"] == len(ids)
     (tree,) = k3.cache("dump")
     ends = {node["end"]: node["checkpoint"]["role"] for node in tree["nodes"] if node["checkpoint"]}
-    assert ends == {len(ids): "prompt_end", len(ids) + 4: "tip"}
+    assert ends == {mode.floor(130): "prompt_end", mode.floor(130 + 63): "tip"}
+    assert tree["slots"] == {"total": STATE_SLOTS, "free": STATE_SLOTS - 2}
     (checked,) = k3.cache("check")
     assert (checked["problems"], checked["checkpoints"]) == ([], 2)
     assert k3.http.get("/k3/cache/dump?nodes=3").status_code == httpx.codes.BAD_REQUEST
 
 
-@pytest.mark.parametrize(("prompt_len", "new_tokens"), [(1, 2), (37, 1), (100, 50), (64, 64), (1500, 7)])
-def test_the_next_turn_computes_only_what_is_new(k3: Engine, prompt_len: int, new_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("prompt_len", "new_tokens"), [(1, 2), (37, 1), (127, 1), (128, 1), (100, 50), (64, 64), (63, 2), (1500, 7)]
+)
+def test_the_next_turn_computes_only_what_is_new(k3: Engine, mode: Mode, prompt_len: int, new_tokens: int) -> None:
     ids = prompt(prompt_len, seed=prompt_len)
     answer = k3.generate(ids, new_tokens)
     longer = ids + list(answer.ids) + prompt(11, seed=3)
     warm = k3.generate(longer, 16)
-    # The last token of an answer is sampled, never computed.
-    assert warm.cached_tokens == prompt_len + new_tokens - 1
+    assert warm.cached_tokens == mode.turn_end(prompt_len, new_tokens)
     assert warm.ids == cold(k3, longer, 16)
 
 
-def test_a_path_that_leaves_in_the_middle_is_kept_at_exactly_that_token_the_first_time(k3: Engine) -> None:
+@pytest.mark.parametrize("stopped_by", ["stop id at once", "stop id", "stop text", "end of its grammar"])
+def test_a_turn_that_stops_by_itself_is_kept_at_the_length_its_state_has(
+    k3: Engine, mode: Mode, stopped_by: str
+) -> None:
+    """With overlapped steps the engine has computed the stop token as well when it learns of it."""
+    ids = prompt(190, seed=91)
+    free = k3.http.post(
+        "/generate",
+        json={"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}},
+    ).json()
+    tokens, text = free["output_ids"], free["text"]
+    k3.flush()
+    sampling: dict[str, dict[str, object]] = {
+        "stop id at once": {"stop_token_ids": [tokens[0]]},
+        "stop id": {"stop_token_ids": [tokens[6]]},
+        "stop text": {"stop": [text[12:18]]},
+        "end of its grammar": {"regex": "[a-z]{9}"},
+    }
+    answer = k3.generate(ids, 40, **{"ignore_eos": False, **sampling[stopped_by]})
+    assert answer.finish == "stop"
+    longer = ids + list(answer.ids) + prompt(11, seed=3)
+    warm = k3.generate(longer, 16)
+    ahead = mode.overlap == "on"
+    assert warm.cached_tokens == mode.floor(len(ids) + len(answer.ids) - (not ahead))
+    assert warm.ids == cold(k3, longer, 16)
+
+
+def test_an_aborted_answer_is_kept_as_far_as_it_got(k3: Engine, mode: Mode) -> None:
+    ids = prompt(130, seed=32)
+    seen: list[int] = []
+    body = {"input_ids": ids, "rid": "stopped", "stream": True}
+    body["sampling_params"] = {"temperature": 0, "max_new_tokens": 3000, "ignore_eos": True}
+    with k3.http.stream("POST", "/generate", json=body) as response, Engine(str(k3.http.base_url)) as other:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                seen += json.loads(line.removeprefix("data: "))["output_ids"]
+            if len(seen) == 80:
+                other.http.post("/abort_request", json={"rid": "stopped"})
+    k3.wait_idle()
+    longer = ids + seen + prompt(9, seed=3)
+    warm = k3.generate(longer, 16)
+    assert len(seen) < 3000
+    assert warm.cached_tokens == mode.floor(len(ids) + len(seen) - (mode.overlap == "off"))
+    assert warm.ids == cold(k3, longer, 16)
+
+
+def test_a_path_that_leaves_in_the_middle_is_kept_there_the_first_time(k3: Engine, mode: Mode) -> None:
     head = prompt(SHARED, seed=5)
     first, second, third = (head + prompt(90 + i, seed=60 + i) for i in range(3))
     k3.generate(first, 4)
-    assert k3.generate(second, 4).cached_tokens == 0
+    forking = k3.generate(second, 4)
+    assert (forking.cached_tokens, forking.why_not_more) == (0, "no_state")
     warm = k3.generate(third, 24)
-    assert warm.cached_tokens == SHARED
+    assert warm.cached_tokens == mode.floor(SHARED)
     further = k3.generate(second + prompt(9, seed=4), 4)
-    assert further.cached_tokens == len(second), "the end of the prompt is kept besides the fork"
+    assert further.cached_tokens == mode.floor(len(second)), "the end of the prompt is kept besides the fork"
     assert warm.ids == cold(k3, third, 24)
 
 
-def test_a_head_that_the_caller_names_is_shared_from_the_second_session_on(k3: Engine) -> None:
+def test_a_head_that_the_caller_names_is_shared_from_the_second_session_on(k3: Engine, mode: Mode) -> None:
     head = prompt(SHARED, seed=8)
     hints = {"k3_cache": {"head_len": SHARED, "session": "a"}}
     k3.generate(head + prompt(300, seed=1), 4, custom_params=hints)
-    assert k3.generate(head + prompt(200, seed=2), 4).cached_tokens == SHARED
+    assert k3.generate(head + prompt(200, seed=2), 4).cached_tokens == mode.floor(SHARED)
 
 
 def test_unreadable_hints_change_nothing(k3: Engine) -> None:
@@ -115,37 +128,52 @@ def test_unreadable_hints_change_nothing(k3: Engine) -> None:
     assert bad.ids == good.ids
 
 
-def test_an_identical_prompt_is_computed_but_for_its_last_token(k3: Engine) -> None:
+def test_an_identical_prompt_is_computed_but_for_its_last_token_or_page(k3: Engine, mode: Mode) -> None:
     ids = prompt(1400, seed=12)
     first = k3.generate(ids, 8)
     k3.generate(ids, 8)
     third = k3.generate(ids, 8)
-    assert third.cached_tokens == len(ids) - 1
+    assert third.cached_tokens == mode.floor(len(ids) - 1)
+    assert third.why_not_more == ("whole" if mode.page_size == 1 else "boundary")
     assert third.ids == first.ids
 
 
-def test_requests_that_arrive_together_compute_their_common_head_once(k3: Engine) -> None:
+def test_requests_that_arrive_together_compute_their_common_head_once(k3: Engine, mode: Mode) -> None:
     head = prompt(1800, seed=21)
     children = [head + prompt(30 + i, seed=100 + i) for i in range(6)]
     with ThreadPoolExecutor(len(children)) as pool:
         answers = list(pool.map(lambda ids: k3.generate(ids, 6), children))
-    assert sorted(answer.cached_tokens for answer in answers) == [0] + [len(head)] * 5
+    assert sorted(answer.cached_tokens for answer in answers) == [0] + [mode.floor(len(head))] * 5
     assert answers[3].ids == cold(k3, children[3], 6)
 
 
-def test_many_sessions_under_small_pools_give_the_tokens_of_cold_runs(k3: Engine) -> None:
-    """Eight sessions with forks and a shared head, four at a time, in pools that hold a third of them."""
-    chooser = random.Random(4)
-    head = prompt(150, seed=77)
-    prompts = [head + prompt(chooser.randrange(20, 400), seed=500 + i) for i in range(8)]
-    prompts += [ids[: chooser.randrange(100, len(ids))] + prompt(40, seed=800 + i) for i, ids in enumerate(prompts)]
-    alone = [cold(k3, ids, 12) for ids in prompts]
-    k3.flush()
-    order = [chooser.randrange(len(prompts)) for _ in range(60)]
-    with ThreadPoolExecutor(6) as pool:
-        answers = list(pool.map(lambda i: k3.generate(prompts[i], 12), order))
-    assert [answer.ids for answer in answers] == [alone[i] for i in order]
-    assert sum(answer.cached_tokens for answer in answers) > 0
+def test_every_answer_says_why_no_more_of_its_prompt_was_reused(k3: Engine, mode: Mode) -> None:
+    ids = prompt(640, seed=61)
+    first = k3.generate(ids, 4)
+    assert (first.cached_tokens, first.why_not_more) == (0, "no_kv")
+    same = k3.generate(ids, 4)
+    assert same.why_not_more in ("no_state", "whole", "boundary")
+    changed = k3.generate(ids[:400] + prompt(40, seed=1), 4)
+    assert (changed.cached_tokens, changed.why_not_more) == (0, "no_state")
+    others = [prompt(700, seed=1000 + other) for other in range(12)]  # more than fits
+    for other in others:
+        k3.generate(other, 2)
+    again = [k3.generate(other, 2) for other in others]
+    assert {answer.why_not_more for answer in again if not answer.cached_tokens} == {"evicted"}
+    (asked,) = k3.cache("metrics")
+    assert sum(asked["metrics"]["hits_ended_by"].values()) >= 16
+
+
+def test_a_streamed_answer_says_it_once(k3: Engine) -> None:
+    parameters = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+    body = {"input_ids": prompt(200, seed=62), "sampling_params": parameters, "stream": True}
+    told = []
+    with k3.http.stream("POST", "/generate", json=body) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                told += json.loads(line.removeprefix("data: "))["meta_info"].get("k3_cache", [])
+    (info,) = told
+    assert (info["prompt_tokens"], info["cached_tokens"], info["why_not_more"]) == (200, 0, "no_kv")
 
 
 def test_an_aborted_prefill_and_an_aborted_answer_leave_the_pools_whole(k3: Engine) -> None:

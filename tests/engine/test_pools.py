@@ -1,6 +1,6 @@
-"""Pools that are too small, pages of 64 tokens, overlapped steps, text only: the second server of the engine tests.
+"""SGLang's own cache, pools that are too small, pages of 64 tokens, overlapped steps, text only.
 
-The first one (``conftest.py``) runs as `make serve` does: large pools, page size 1, no overlap, images.
+The session's server (``conftest.py``) runs as `make serve` does: our cache, large pools, pages of one token, images.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ CONFIGURATION = f"""
 model: {{model}}
 constrain: "on"
 device: cpu
+cache: sglang
 kv_tokens: {KV_TOKENS}
 state_slots: {STATE_SLOTS}
 page_size: {PAGE_SIZE}

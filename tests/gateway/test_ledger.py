@@ -162,7 +162,7 @@ async def test_the_command_shows_what_is_there(
 ) -> None:
     path = settings["ledger"]
     async with started(settings, tokenizer, engine_url) as client:
-        await post(client, {**chat(), "prompt_cache_key": "mine"})
+        await post(client, {**chat(), "k3": {"cache": {"session": "mine"}}})
     assert main(["sessions", path]) == 0
     assert b"mine" in capsysbinary.readouterr().out
     with LedgerReader(Path(path)) as reader:

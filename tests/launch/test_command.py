@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,15 +53,28 @@ def test_the_layout_reaches_the_engine_and_every_process_gets_its_own_cores(
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in command.engine_environment(resolved(checkpoint), {})
 
 
-def test_the_checkpoint_cache_takes_exact_states_where_it_can(checkpoint: Path) -> None:
-    assert "radix-cache-backend" not in flags(resolved(checkpoint)), "SGLang's own is the default"
-    exact = flags(resolved(checkpoint, cache="k3", overlap="off", page_size=1))
-    assert (exact["radix-cache-backend"], exact["mamba-radix-cache-strategy"]) == ("k3", "no_buffer")
-    environment = command.engine_environment(resolved(checkpoint, cache="k3", cut_cost_tokens=77), {})
+@pytest.mark.parametrize("other", [{}, {"page_size": 64, "chunked_prefill_tokens": 256}, {"overlap": "on"}])
+def test_the_checkpoint_cache_is_the_default_and_takes_exact_states(checkpoint: Path, other: dict[str, Any]) -> None:
+    given = flags(resolved(checkpoint, **other))
+    assert (given["radix-cache-backend"], given["mamba-radix-cache-strategy"]) == ("k3", "no_buffer")
+    environment = command.engine_environment(resolved(checkpoint, cut_cost_tokens=77), {})
     assert environment["K3_SGLANG_CUT_COST_TOKENS"] == "77"
-    for other in ({"page_size": 64, "chunked_prefill_tokens": 256}, {"overlap": "on"}):
-        on_grid = flags(resolved(checkpoint, cache="k3", **other))
-        assert (on_grid["radix-cache-backend"], on_grid["mamba-radix-cache-strategy"]) == ("k3", "extra_buffer")
+    assert "K3_SGLANG_CHECKPOINTS" not in environment
+    stored = resolved(checkpoint, checkpoint_format="int8", checkpoint_slots=96, **other)
+    assert command.engine_environment(stored, {})["K3_SGLANG_CHECKPOINTS"] == "int8:96"
+
+
+def test_sglangs_own_cache_is_one_setting_away(checkpoint: Path) -> None:
+    given = flags(resolved(checkpoint, cache="sglang"))
+    assert "radix-cache-backend" not in given
+    assert given["mamba-radix-cache-strategy"] == "extra_buffer"
+
+
+def test_flags_that_the_checkpoint_cache_does_not_go_with_need_sglangs_own(checkpoint: Path) -> None:
+    engine = {"speculative-algorithm": "EAGLE"}
+    with pytest.raises(SettingsError, match="set cache to 'sglang' to use it"):
+        flags(resolved(checkpoint, engine=engine))
+    assert flags(resolved(checkpoint, engine=engine, cache="sglang"))["speculative-algorithm"] == "EAGLE"
 
 
 def test_the_engine_never_listens_where_the_gateway_does(checkpoint: Path) -> None:
@@ -208,7 +222,7 @@ def test_sglang_accepts_every_flag_of_a_preset(
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {
-        "mamba_radix_cache_strategy": "extra_buffer",
+        "mamba_radix_cache_strategy": "no_buffer",
         "max_mamba_cache_size": plan.state_slots,
         "attention_backend": "k3_cpu" if plan.device == "cpu" else None,
     }

@@ -11,11 +11,15 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from k3_sglang import compat
+from k3_sglang.cache.replay.budget import Budget
 from k3_sglang.cache.replay.rig import Rig
 from k3_sglang.cache.replay.schedule import Step
+
+R = TypeVar("R")
+"""A running request as its loop sees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,8 @@ class EngineLoop:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
+        self.budget = rig.budget
+        self.max_running = rig.max_running
         self.cache = rig.cache
         self.grain = rig.budget.grain
         self.page = rig.cache.page_size
@@ -210,34 +216,67 @@ def replay(
     Raises:
         BudgetError: a step's path is longer than the whole KV pool.
     """
-    loop = EngineLoop(rig)
-    running: list[tuple[float, int, ReplayRequest]] = []
+    return run_loop(EngineLoop(rig), steps, serial=serial, on_step=on_step)
+
+
+class Loop(Protocol[R]):
+    """What runs requests against one cache."""
+
+    budget: Budget
+
+    @property
+    def max_running(self) -> int:
+        """Requests that may run at once."""
+        ...
+
+    def fits(self, step: Step) -> bool:
+        """Whether the step's KV can be found without touching what running requests hold."""
+        ...
+
+    def serve(self, step: Step) -> tuple[R, Served]:
+        """Prefill."""
+        ...
+
+    def finish(self, req: R) -> None:
+        """The end of the answer."""
+        ...
+
+
+def run_loop(
+    loop: Loop[R], steps: Iterable[Step], *, serial: bool, on_step: Callable[[Step, Served], None] | None = None
+) -> list[Served]:
+    """The load on one loop; see :func:`replay`.
+
+    Raises:
+        BudgetError: a step's path is longer than the whole KV pool.
+    """
+    running: list[tuple[float, int, Step, R]] = []
     results: list[Served] = []
     now = 0.0
     for step in steps:
         now = max(now, step.start)
         while running and (running[0][0] <= now or serial):
-            loop.finish(heapq.heappop(running)[2])
+            loop.finish(heapq.heappop(running)[3])
         while running and _must_wait(loop, running, step):
-            end, _, req = heapq.heappop(running)
+            end, _, _, req = heapq.heappop(running)
             now = max(now, end)
             loop.finish(req)
         if not loop.fits(step):
             raise BudgetError(
-                f"a request of {step.path_tokens} tokens does not fit into {rig.budget.kv_tokens} tokens of KV; "
+                f"a request of {step.path_tokens} tokens does not fit into {loop.budget.kv_tokens} tokens of KV; "
                 "give more with --kv-tokens"
             )
         req, served = loop.serve(step)
-        heapq.heappush(running, (now + step.end - step.start, step.index, req))
+        heapq.heappush(running, (now + step.end - step.start, step.index, step, req))
         results.append(served)
         if on_step is not None:
             on_step(step, served)
     while running:
-        loop.finish(heapq.heappop(running)[2])
+        loop.finish(heapq.heappop(running)[3])
     return results
 
 
-def _must_wait(loop: EngineLoop, running: list[tuple[float, int, ReplayRequest]], step: Step) -> bool:
-    if len(running) >= loop.rig.max_running or not loop.fits(step):
+def _must_wait(loop: Loop[R], running: list[tuple[float, int, Step, R]], step: Step) -> bool:
+    if len(running) >= loop.max_running or not loop.fits(step):
         return True
-    return any(req.step.session == step.session and req.step.stream == step.stream for _, _, req in running)
+    return any(other.session == step.session and other.stream == step.stream for _, _, other, _ in running)

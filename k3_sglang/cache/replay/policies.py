@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 
 from k3_sglang.cache.replay.bound import Options, clairvoyant_bound, find_options, one_pool, split_pools
 from k3_sglang.cache.replay.budget import Budget
-from k3_sglang.cache.replay.driver import Served, replay
+from k3_sglang.cache.replay.driver import Served, replay, run_loop
 from k3_sglang.cache.replay.engines import TokenSpeed, VllmAlign, VllmAll, tuned_marconi
 from k3_sglang.cache.replay.flops import PromptCost
 from k3_sglang.cache.replay.k3 import COMPONENTS, build_k3
+from k3_sglang.cache.replay.light import LightCache
+from k3_sglang.cache.replay.light_upstream import LightUpstream
 from k3_sglang.cache.replay.models import ModelCache, replay_model
 from k3_sglang.cache.replay.rig import Rig, UpstreamFlags, build_kv_only, build_upstream, load_object
 from k3_sglang.cache.replay.schedule import Step
@@ -62,6 +64,8 @@ class Cell:
     cost: PromptCost
     search_caps: tuple[int, ...] = (1, 2, 3, 5)
     search_intervals: tuple[int, ...] = (256,)
+    light: bool = False
+    """``k3`` and ``upstream`` on a tree of our own, with the same hits and an order of magnitude faster."""
 
     @property
     def context_len(self) -> int:
@@ -76,7 +80,7 @@ OnStep = Callable[[], None]
 def passes(policy: str, cell: Cell) -> int:
     """How often the load is replayed for a policy, for the progress bar."""
     if policy == "upstream-best":
-        return 1 + len(cell.search_caps) * len(cell.search_intervals)
+        return (1 + len(cell.search_caps)) * len(cell.search_intervals)
     return 0 if policy in BOUNDS else 1
 
 
@@ -142,8 +146,12 @@ def run(policy: str, cell: Cell, options: Options | None = None, on_step: OnStep
     if kind == "kv-only":
         return _real(policy, build_kv_only(cell.budget, context_len=cell.context_len), "", cell, on_step)
     if kind == "upstream":
-        flags = upstream_flags(rest)
-        return _real(policy, build_upstream(cell.budget, flags, context_len=cell.context_len), "", cell, on_step)
+        return _upstream(policy, upstream_flags(rest), "", cell, on_step)
+    if kind == "k3" and cell.light:
+        served = run_loop(
+            LightCache(cell.budget, hinted=bool(rest)), cell.steps, serial=cell.serial, on_step=_ticking(on_step)
+        )
+        return Outcome(policy, "", served, sum(one.computed_tokens for one in served))
     if kind == "k3":
         rig = build_k3(cell.budget, cell.context_len, hinted=bool(rest))
         return _real(policy, rig, "", cell, on_step)
@@ -158,19 +166,17 @@ def run(policy: str, cell: Cell, options: Options | None = None, on_step: OnStep
 
 
 def _search(cell: Cell, on_step: OnStep | None) -> Outcome:
-    tried = [UpstreamFlags()]
-    tried += [UpstreamFlags(cap, interval) for cap in cell.search_caps for interval in cell.search_intervals]
-    outcomes = [
-        _real(
-            "upstream-best",
-            build_upstream(cell.budget, flags, context_len=cell.context_len),
-            str(flags),
-            cell,
-            on_step,
-        )
-        for flags in tried
-    ]
+    tried = [UpstreamFlags(cap, interval) for cap in (-1, *cell.search_caps) for interval in cell.search_intervals]
+    outcomes = [_upstream("upstream-best", flags, str(flags), cell, on_step) for flags in tried]
     return min(outcomes, key=lambda outcome: outcome.computed_tokens)
+
+
+def _upstream(policy: str, flags: UpstreamFlags, detail: str, cell: Cell, on_step: OnStep | None) -> Outcome:
+    if cell.light:
+        loop = LightUpstream(cell.budget, flags)
+        served = run_loop(loop, cell.steps, serial=cell.serial, on_step=_ticking(on_step))
+        return Outcome(policy, detail, served, sum(one.computed_tokens for one in served))
+    return _real(policy, build_upstream(cell.budget, flags, context_len=cell.context_len), detail, cell, on_step)
 
 
 def _real(policy: str, rig: Rig, detail: str, cell: Cell, on_step: OnStep | None) -> Outcome:

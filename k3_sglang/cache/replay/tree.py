@@ -62,7 +62,7 @@ class Tree:
                 nodes.append(child)
                 node, at = child, at + len(child.key)
                 continue
-            at += _common(child.key, path, at)
+            at += common_bytes(child.key, path, at)
             break
         return nodes, at // UNIT_BYTES
 
@@ -158,7 +158,7 @@ def _unit(path: bytes, depth: int) -> bytes:
     return path[depth * UNIT_BYTES : (depth + 1) * UNIT_BYTES]
 
 
-def _common(key: bytes, path: bytes, at: int) -> int:
+def common_bytes(key: bytes, path: bytes, at: int) -> int:
     """Bytes of ``key`` equal to ``path[at:]``, a whole number of units."""
     low, high = 0, min(len(key), len(path) - at) // UNIT_BYTES
     while low < high:
