@@ -97,7 +97,8 @@ async def generate(
             if failures > retries.failures:
                 raise
             on_retry(attempt, str(error))
-            await asyncio.sleep(retries.backoff_s * 2 ** (failures - 1))
+            asked_s = error.retry_after_s if isinstance(error, EndpointFailed) else None
+            await asyncio.sleep(retries.pause_s(failures, asked_s))
             continue
         except ChatProtocolError as error:
             unusable[False] += 1

@@ -20,9 +20,15 @@ class Retries:
     tools a model that reads its own wrong calls repeats them. 0 lets the model read what was wrong."""
     backoff_s: float = 0.5
     """Pause before the first retry after a failure; doubled for each further one."""
+    longest_pause_s: float = 60.0
+    """Longest pause, also when the endpoint asks for a longer one."""
+
+    def pause_s(self, failures: int, asked_s: float | None = None) -> float:
+        """Seconds to wait after so many failures; what the endpoint asks for, if that is longer."""
+        return min(self.longest_pause_s, max(self.backoff_s * 2 ** (failures - 1), asked_s or 0.0))
 
     def __post_init__(self) -> None:
-        for name in ("failures", "unusable", "misfires", "backoff_s"):
+        for name in ("failures", "unusable", "misfires", "backoff_s", "longest_pause_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}, must be at least 0")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from agent_runtime.conversation import AssistantTurn, Delta, Message
 
@@ -42,4 +42,14 @@ class ModelClient(Protocol):
         on_delta: Callable[[Delta], None] = ...,
     ) -> AssistantTurn:
         """One complete answer to `messages`; must not modify its arguments."""
+        ...
+
+
+@runtime_checkable
+class PrefixHints(Protocol):
+    """A model client whose endpoint may be told about its prefix cache; `ChatClient` is one."""
+
+    async def abandon(self, session: str, from_tokens: int) -> bool:
+        """The session will hardly go on behind a position of its prompt; whether anybody listened. Never raises for
+        an endpoint that does not."""
         ...

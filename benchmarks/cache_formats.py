@@ -1,13 +1,14 @@
 """What storing checkpoints as bfloat16 or int8 does to outputs, after 1 to 64 restores along one session.
 
-    python benchmarks/cache_formats.py                      # no engine, two minutes
+    python benchmarks/cache_formats.py                      # no engine, a few minutes
     python benchmarks/cache_formats.py --model /path/to/checkpoint --turn 40 --json out.json
 
 Every turn of the session starts from a stored state: the state at its end is written in the format and read again, all
 layers, while the same tokens run beside it without. `bfloat16 pool` rounds after every token, as a pool of that type
-(SGLang's `--mamba-ssm-dtype bfloat16`) does to running requests. Compared are all tokens of the turn after so many
-restores: how often the most likely token is the same, the largest difference of its log-probability, and the mean KL
-divergence in nats.
+(SGLang's `--mamba-ssm-dtype bfloat16`) does to running requests; `bfloat16 model` is no rounding of states at all but
+weights and activations in bfloat16, as every deployment has them: the yardstick. Compared are all tokens of the turns
+after so many restores: how often the most likely token is the same, the mean difference of its log-probability, and the
+mean KL divergence in nats. The tiny model's weights are random: it is far more sensitive than a trained one.
 
 Below, one KDA layer of K3's head size with random inputs: relative error of its state and of its output. `slow` and
 `fast` are the decay of its gates; errors die as fast as the state itself.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -35,7 +37,9 @@ from k3_sglang.reference.model import ReferenceModel, SequenceState
 from k3_sglang.tiny.checkpoint import ensure
 
 RESTORES = (1, 2, 4, 8, 16, 32, 64)
-POOL = "bfloat16 pool"
+"""Figures are means over all turns with more restores than the last entry, up to this many."""
+
+POOL, MODEL = "bfloat16 pool", "bfloat16 model"
 
 Round = Callable[[Tensor], Tensor]
 ROUND: dict[str, Round] = {
@@ -56,7 +60,7 @@ class Drift:
     format: str
     restores: int
     same_top: float
-    largest_difference: float
+    mean_difference: float
     mean_kl: float
 
 
@@ -78,21 +82,33 @@ def round_states(state: SequenceState, rounding: Round) -> None:
             layer.recurrent = rounding(layer.recurrent)
 
 
-def model_drift(model: ReferenceModel, turn_len: int, seed: int) -> list[Drift]:
+def model_drift(directory: Path, turn_len: int, seed: int) -> list[Drift]:
     """Turns of random tokens through the model, exactly and with every format beside it."""
+    model, coarse = ReferenceModel.from_dir(directory), ReferenceModel.from_dir(directory, torch.bfloat16)
     source = random.Random(seed)
     vocabulary = min(model.config.vocab_size, 1000)
-    exact, states = model.new_state(), {name: model.new_state() for name in ROUND}
+    exact, states, coarse_state = model.new_state(), {name: model.new_state() for name in ROUND}, coarse.new_state()
     drifts: list[Drift] = []
     for restores in range(max(RESTORES) + 1):
         ids = source.choices(range(vocabulary), k=turn_len)
         truth = model(ids, exact).float().log_softmax(-1)
+        drifts.append(compare(MODEL, restores, truth, coarse(ids, coarse_state).float().log_softmax(-1)))
         for name, state in states.items():
             found = run(model, ids, state, ROUND[name], every_token=name == POOL).log_softmax(-1)
-            if restores in RESTORES:
-                drifts.append(compare(name, restores, truth, found))
+            drifts.append(compare(name, restores, truth, found))
             round_states(state, ROUND[name])
     return drifts
+
+
+def pooled(drifts: Sequence[Drift]) -> list[Drift]:
+    """Means over the turns between two entries of :data:`RESTORES`."""
+    means: list[Drift] = []
+    for first, last in zip((0, *RESTORES), RESTORES, strict=False):
+        for name in dict.fromkeys(drift.format for drift in drifts):
+            own = [drift for drift in drifts if drift.format == name and first < drift.restores <= last]
+            figures = [(drift.same_top, drift.mean_difference, drift.mean_kl) for drift in own]
+            means.append(Drift(name, last, *(statistics.fmean(column) for column in zip(*figures, strict=True))))
+    return means
 
 
 def run(model: ReferenceModel, ids: list[int], state: SequenceState, rounding: Round, *, every_token: bool) -> Tensor:
@@ -110,7 +126,7 @@ def compare(name: str, restores: int, truth: Tensor, found: Tensor) -> Drift:
     """Figures of one turn from log-probabilities [T, vocab]."""
     top = truth.argmax(-1, keepdim=True)
     same = (found.argmax(-1, keepdim=True) == top).float().mean()
-    difference = (found.gather(-1, top) - truth.gather(-1, top)).abs().max()
+    difference = (found.gather(-1, top) - truth.gather(-1, top)).abs().mean()
     kl = (truth.exp() * (truth - found)).sum(-1).mean()
     return Drift(name, restores, float(same), float(difference), float(kl))
 
@@ -148,13 +164,14 @@ def relative(found: Tensor, truth: Tensor) -> float:
 
 def show(drifts: Sequence[Drift], layers: Sequence[LayerDrift]) -> None:
     """Print both tables."""
-    table = Table(title="model: same most likely token / largest difference of its log-probability / mean KL")
-    table.add_column("restores", justify="right")
-    for name in ROUND:
+    table = Table(title="model: same most likely token / mean difference of its log-probability / mean KL")
+    table.add_column("restores up to", justify="right")
+    names = (*ROUND, MODEL)
+    for name in names:
         table.add_column(name, justify="right")
     for restores in RESTORES:
         row = {drift.format: drift for drift in drifts if drift.restores == restores}
-        cells = [f"{d.same_top:.1%} / {d.largest_difference:.1e} / {d.mean_kl:.1e}" for d in map(row.get, ROUND) if d]
+        cells = [f"{row[n].same_top:.0%} / {row[n].mean_difference:.2f} / {row[n].mean_kl:.3f}" for n in names]
         table.add_row(str(restores), *cells)
     Console(width=120).print(table)
     table = Table(title=f"one KDA layer, {HEADS} heads of {WIDTH}: relative error of state / of output")
@@ -175,7 +192,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
-    drifts = model_drift(ReferenceModel.from_dir(arguments.model or ensure()), arguments.turn, arguments.seed)
+    torch.set_num_threads(1)
+    drifts = pooled(model_drift(arguments.model or ensure(), arguments.turn, arguments.seed))
     layers = [drift for gates in GATES for drift in layer_drift(gates, arguments.seed)]
     show(drifts, layers)
     if arguments.json:

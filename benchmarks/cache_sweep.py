@@ -38,7 +38,7 @@ POLICIES = ("k3", "k3:hints", "upstream", "upstream-best", "bound", "vllm-align"
 UNLIMITED = {"states": 10**5, "kv_tokens": 10**10}
 """Rows named ``k3+states`` and so on: the cache with this resource unlimited, to see what the other one costs."""
 CAPS = (1, 2, 3, 5)
-INTERVALS = (64, 256)
+INTERVALS = (256, 64)
 
 
 @dataclass(frozen=True)

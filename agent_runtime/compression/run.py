@@ -20,8 +20,8 @@ from agent_runtime.engine.chat_errors import (
     StreamBroken,
 )
 from agent_runtime.events import CompressionFinished, CompressionStarted, Emit
-from agent_runtime.history import History, Window
-from agent_runtime.model import CallOptions, ModelClient
+from agent_runtime.history import History, Window, common_len
+from agent_runtime.model import CallOptions, ModelClient, PrefixHints
 from agent_runtime.tracing import span
 
 OutcomeKind: TypeAlias = Literal["compressed", "nothing", "failed"]
@@ -129,7 +129,10 @@ class Compressor:
             else:
                 turn = await self._call(attempt, messages[: plan.seen], room)
             if turn is not None:
-                return self._commit(attempt, plan, turn.content)
+                before = self._history.conversation.messages
+                finished = self._commit(attempt, plan, turn.content)
+                await self._tell_cache(before)
+                return finished
             if attempt.problems[-1].startswith("given up"):
                 break
         self._pace.failed(attempt.before_tokens)
@@ -222,6 +225,13 @@ class Compressor:
         after = self.context_tokens()
         self._pace.succeeded(after)
         return self._finished(attempt, "compressed", after, f"window {history.window.number}")
+
+    async def _tell_cache(self, before: Sequence[Message]) -> None:
+        """Which prefix died: everything behind the messages that both windows begin with."""
+        if isinstance(self._client, PrefixHints):
+            messages = self._history.conversation.messages
+            kept = self._meter.fork().count(messages[: common_len(before, messages)], self._tools)
+            await self._client.abandon(self._history.session, kept or 0)
 
     def _finished(self, attempt: _Attempt, outcome: OutcomeKind, after: int | None, reason: str) -> CompressionFinished:
         return CompressionFinished(outcome, reason, attempt.calls, attempt.before_tokens, after, tuple(attempt.usage))

@@ -4,7 +4,7 @@ ChatError                       root; a subclass of AgentRuntimeError
 ├── EndpointUnreachable         nobody answers at the address
 ├── RequestRefused              4xx: the same request would be refused again
 │   └── ContextOverflow         4xx because the conversation is longer than the model's window
-├── EndpointFailed              5xx: the endpoint could not do its work
+├── EndpointFailed              5xx, or 408 and 429: the endpoint could not do its work now
 ├── StreamBroken                an answer began and did not come to its end
 └── ChatProtocolError           the answer does not follow the API
 """
@@ -50,11 +50,15 @@ class ContextOverflow(RequestRefused):
 
 
 class EndpointFailed(ChatError):
-    """The endpoint answered with a server error."""
+    """The endpoint answered with a server error, or that it has too much to do.
 
-    def __init__(self, message: str, *, status: int) -> None:
+    `retry_after_s` is how long it asks to wait; None when it does not say.
+    """
+
+    def __init__(self, message: str, *, status: int, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,19 @@ def from_openai(error: openai.OpenAIError, base_url: str) -> ChatError:
         return ChatProtocolError(f"{base_url}: {error}")
     status = error.status_code
     message = f"{base_url} answered {status}: {_message(error)}"
-    if status >= 500:
-        return EndpointFailed(message, status=status)
+    if status >= 500 or status in (408, 429):
+        return EndpointFailed(message, status=status, retry_after_s=_retry_after_s(error))
     kind = ContextOverflow if error.code == "context_length_exceeded" else RequestRefused
     return kind(message, status=status, code=error.code, param=error.param)
+
+
+def _retry_after_s(error: openai.APIStatusError) -> float | None:
+    """Seconds of a `retry-after` header; dates are rare and left out."""
+    try:
+        seconds = float(error.response.headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
 
 
 def _message(error: openai.APIStatusError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,10 @@ from agent_runtime.model import CallOptions
 
 _Answer = TypeVar("_Answer")
 
+logger = logging.getLogger(__name__)
+
 SESSION_HEADER: Final = "x-k3-session"
+_HINT_TIMEOUT_S: Final = 5.0
 # Below the few seconds after which servers close idle connections, so that none is reused at that very
 # moment.
 _KEEPALIVE_S: Final = 2.0
@@ -116,6 +120,21 @@ class ChatClient:
 
         page = await self._connected(send)
         return [model.id for model in page.data]
+
+    async def abandon(self, session: str, from_tokens: int) -> bool:
+        """Tell the endpoint's cache that a session will hardly go on behind a position, as after a compression.
+
+        Our gateway before our cache listens; with any other endpoint nothing happens. Returns whether it did.
+        """
+        body = {"session": f"session:{session}", "from": from_tokens}
+        try:
+            await self._client.post(
+                "/k3/cache/abandon", body=body, cast_to=object, options={"timeout": _HINT_TIMEOUT_S}
+            )
+        except openai.OpenAIError as error:
+            logger.debug("%s takes no hint about its cache: %s", self.base_url, error)
+            return False
+        return True
 
     async def complete(
         self,

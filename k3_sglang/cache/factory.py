@@ -23,11 +23,18 @@ def build(context: Any) -> Any:
         ValueError: an SGLang flag that our policy replaces or does not support is set.
     """
     from k3_sglang.cache.component import CheckpointComponent
+    from k3_sglang.cache.formats import stored_settings
+    from k3_sglang.cache.stored import StoredCheckpointComponent, install
 
     params = context.params
     refuse_conflicts(params)
     refuse_untried(params)
-    params.component_registry_override = {**(params.component_registry_override or {}), **components()}
+    classes = components()
+    stored = stored_settings()
+    if stored is not None:
+        install(context, stored)
+        classes[compat.ComponentType.MAMBA] = StoredCheckpointComponent
+    params.component_registry_override = {**(params.component_registry_override or {}), **classes}
     cache = compat.create_unified_radix_cache(context)
     states = cache.components.get(compat.ComponentType.MAMBA)
     if states is not None:

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterable
 from typing import Any
 
+from k3_sglang.cache.keys import NodeKey, insert_without_copies
 from k3_sglang.compat import ComponentType, FullComponent
 
 
@@ -36,10 +37,18 @@ class JointKVComponent(FullComponent):
 
     def __init__(self, cache: Any, params: Any) -> None:
         super().__init__(cache, params)
+        cache.insert = insert_without_copies(cache.insert)
         self._leaves = LeafSet()
         self._dead: list[tuple[float, int, Any]] = []
         """Leaves that had no state when they came in, by last use; checked when they come up."""
         self._tried: set[int] = set()
+
+    def commit_insert_component_data(
+        self, node: Any, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
+    ) -> None:
+        super().commit_insert_component_data(node, is_new_leaf, params, result, cache_actions)
+        if is_new_leaf:
+            node.key = NodeKey.of(node.key)
 
     def _evict_device_start(self, request_cnt: int) -> None:
         if self.tree_core.evictable_device_leaves is not self._leaves:  # the first time, and after a flush

@@ -44,15 +44,16 @@ class EvictionSettings:
     """It keeps what lay before the last prompt's end: the last message is replaced."""
     edit: float = 0.005
     """It leaves the path between here and twice as deep: edits of the history lie anywhere, on a log scale."""
-    fork_per_child: float = 0.1
+    fork_per_child: float = 0.3
     """Each path that went on from here is evidence for another."""
-    fork_most: float = 0.6
+    fork_most: float = 0.9
     declared: float = 0.15
     """At least this for a boundary the caller named, whatever the role."""
     released: float = 0.001
     """Multiplies: the session is over, yet somebody may resume it."""
-    left: float = 0.01
-    """Multiplies: the session went on from elsewhere (its history was rewritten); some come back."""
+    left: float = 0.03
+    """Multiplies: the session went on from elsewhere (its history was rewritten, or the only path below the checkpoint
+    that was used went another way); some come back."""
     waits: float = 0.5
     """Multiplies: the session announced a wait as long as a person's, not a tool's."""
     long_wait_s: float = 60.0
@@ -193,9 +194,11 @@ class CheckpointIndex:
             used.shared = used.shared or used.session is not None
             used.session = session
         self._touch(used)
-        if used.released or used.left or used.waits:
-            used.released = used.left = used.waits = False
+        if used.released or used.waits:
+            used.released = used.waits = False
             self._score(used)
+        if session is None:
+            self._leave_below(used)
         self._follow(session, used)
         return age
 
@@ -358,7 +361,20 @@ class CheckpointIndex:
         at: Checkpoint | None = checkpoint
         while at is not None:
             at.last_use = float(self.tick)
+            if at.left:
+                at.left = False
+                self._score(at)
             at = at.parent
+
+    def _leave_below(self, used: Checkpoint) -> None:
+        """Somebody used a checkpoint and not the one below it, so goes another way: most likely who made both."""
+        at = used
+        while len(at.children) == 1:
+            (at,) = at.children.values()
+            if at.locked:
+                break
+            at.left = True
+            self._score(at)
 
     def _follow(self, session: str | None, checkpoint: Checkpoint) -> None:
         """A session is here now. Where it was before it has left, unless that lies above or others use it, too."""

@@ -187,6 +187,9 @@ def engine_environment(resolved: Resolved, base: Mapping[str, str]) -> dict[str,
     }
     if resolved.settings.cache == "k3":
         added["K3_SGLANG_CUT_COST_TOKENS"] = str(resolved.cut_cost_tokens)
+        if resolved.settings.checkpoint_format != "state":
+            form, slots = resolved.settings.checkpoint_format, resolved.settings.checkpoint_slots
+            added["K3_SGLANG_CHECKPOINTS"] = f"{form}:{slots}"
     if resolved.own_model:
         # SGLang then registers our classes itself and skips importing its own two hundred models.
         added["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "k3_sglang.models"

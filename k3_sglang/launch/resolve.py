@@ -91,6 +91,7 @@ def resolve(settings: LaunchSettings) -> Resolved:
     if settings.model_impl == "sglang" and device == "cpu":
         raise SettingsError("model_impl is 'sglang', whose K3 needs a GPU; on device cpu use 'auto' or 'plugin'")
     check_experts(settings, device)
+    check_checkpoints(settings)
     model_dir = resolve_model(settings.model)
     try:
         config = K3Config.from_dir(model_dir)
@@ -145,6 +146,23 @@ def check_experts(settings: LaunchSettings, device: str) -> None:
             f"experts is {settings.experts!r}, but SGLang's model code keeps them its own way; "
             "leave it at auto or set model_impl to plugin"
         )
+
+
+def check_checkpoints(settings: LaunchSettings) -> None:
+    """Refuse formats of stored states that nobody would use, or without a size.
+
+    Raises:
+        SettingsError: naming the setting that is missing or too many.
+    """
+    form, slots = settings.checkpoint_format, settings.checkpoint_slots
+    if form == "state":
+        if slots is not None:
+            raise SettingsError(f"checkpoint_slots is {slots}, but checkpoints lie among state_slots; leave it out")
+        return
+    if settings.cache != "k3":
+        raise SettingsError(f"checkpoint_format is {form!r}; only the k3 cache stores states so: set cache to k3")
+    if slots is None:
+        raise SettingsError(f"checkpoint_format is {form!r}; say with checkpoint_slots how many states to keep")
 
 
 def resolve_model(model: str) -> Path:

@@ -62,6 +62,12 @@ class LaunchSettings(BaseModel):
     cut_cost_tokens: Count | None = Field(
         None, description="cache k3: prompt tokens one more prefill step is worth; a cut that saves less is not made"
     )
+    checkpoint_format: Literal["state", "bfloat16", "int8"] = Field(
+        "state", description="cache k3: how kept states are stored; state: as those of running requests, in their pool"
+    )
+    checkpoint_slots: Count | None = Field(
+        None, description="size of the pool of kept states, when checkpoint_format is not state"
+    )
     cache_hints: Literal["on", "off"] = Field(
         "on", description="cache k3: the gateway tells it of sessions and shared positions; the speed only changes"
     )

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,6 +33,8 @@ class Reply:
     status: int = 200
     body: Any = None
     """JSON body of a reply that is no stream."""
+    headers: Mapping[str, str] | None = None
+    """Headers of a reply that is no stream."""
     comments: int = 0
     """Keep-alive comments sent first, one every 50 ms."""
     raw: str = ""
@@ -73,6 +75,9 @@ class Endpoint:
     def __init__(self, script: Sequence[Reply], url: str) -> None:
         self.base_url = url
         self.requests: list[JSON] = []
+        self.abandoned: list[JSON] = []
+        """What was said about the cache."""
+        self.has_cache = True
         self.disconnected = threading.Event()
         """Set when a client went away during a reply that hangs."""
         self._script = list(script)
@@ -84,8 +89,12 @@ class Endpoint:
         self.requests.append(await request.json())
         reply = self.next_reply()
         if reply.status != 200:
-            return JSONResponse(reply.body, reply.status)
+            return JSONResponse(reply.body, reply.status, reply.headers)
         return _Stream(reply, self.disconnected)
+
+    async def abandon(self, request: Request) -> Response:
+        self.abandoned.append(await request.json())
+        return JSONResponse({"object": "k3.cache.abandon", "ranks": []}, 200 if self.has_cache else 409)
 
     async def models(self, _: Request) -> Response:
         model = {"id": "scripted", "object": "model", "created": 0, "owned_by": "tests"}
@@ -146,6 +155,7 @@ def serve(*script: Reply) -> Iterator[Endpoint]:
         routes=[
             Route("/v1/chat/completions", endpoint.chat, methods=["POST"]),
             Route("/v1/models", endpoint.models),
+            Route("/v1/k3/cache/abandon", endpoint.abandon, methods=["POST"]),
         ]
     )
     config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=2)

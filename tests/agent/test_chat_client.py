@@ -170,7 +170,8 @@ def refusal(status: int, code: str | None = None) -> Reply:
         (refusal(400), RequestRefused, "answered 400: the words"),
         (refusal(400, "context_length_exceeded"), ContextOverflow, "answered 400: the words"),
         (refusal(404), RequestRefused, "answered 404: the words"),
-        (refusal(429), RequestRefused, "answered 429: the words"),
+        (refusal(429), EndpointFailed, "answered 429: the words"),
+        (refusal(408), EndpointFailed, "answered 408: the words"),
         (refusal(500), EndpointFailed, "answered 500: the words"),
         (refusal(503), EndpointFailed, "answered 503: the words"),
         (Reply(status=400, body={"message": "flat"}), RequestRefused, "flat"),
@@ -187,6 +188,16 @@ async def test_an_error_status_becomes_a_typed_error_with_the_servers_words(
                 await client.complete(HELLO)
     assert type(caught.value) is kind
     assert len(endpoint.requests) == 1, "a request that reached the endpoint is never repeated"
+
+
+@pytest.mark.parametrize(("said", "seconds"), [("7", 7.0), ("0.5", 0.5), ("soon", None), ("-1", None), ("inf", None)])
+async def test_how_long_a_busy_endpoint_asks_to_wait_is_kept(said: str, seconds: float | None) -> None:
+    busy = Reply(status=429, body={"error": {"message": "busy"}}, headers={"retry-after": said})
+    with serve(busy) as endpoint:
+        async with ChatClient(endpoint.base_url, timeouts=QUICK) as client:
+            with pytest.raises(EndpointFailed) as caught:
+                await client.complete(HELLO)
+    assert caught.value.retry_after_s == seconds
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from agent_runtime.compression.trigger import CompressionSettings
+from agent_runtime.engine.openai_chat import ChatClient
 from agent_runtime.events import RunStatus
 from agent_runtime.limits import Limits
 from agent_runtime.loop import Agent, AgentOptions
 from agent_runtime.replay import replay
 from agent_runtime.resume import recover
 from agent_runtime.runstore import FileRunStore, MemoryRunStore, RunLogError, read_run_log
+from agent_runtime.session import SyncAgent
 from agent_runtime.tools.registry import ToolRegistry, tool
 from tests.agent.crash_session import STEPS, check_log, go_on, registry
+from tests.agent.scripted_endpoint import says, serve
 from tests.agent.scripted_model import ScriptedModel, turn
 
 KILLS = 100
@@ -159,3 +162,37 @@ async def test_compression_settings_and_window_survive_a_resume() -> None:
     assert again.history.window == agent.history.window
     assert again.history.window.number == 1 and again.history.window.elided_tokens == 32
     assert again.conversation.messages == agent.conversation.messages
+
+
+async def test_calls_that_had_started_count_for_the_budget_of_calls_after_a_resume() -> None:
+    @tool
+    async def look(n: int) -> str:
+        """Looks.
+
+        Args:
+            n: Where.
+        """
+        return str(n)
+
+    store, tools = MemoryRunStore(), ToolRegistry([look])
+    script = [turn("", *(("look", f'{{"n": {n}}}') for n in range(3))), turn("done")]
+    await Agent(ScriptedModel(list(script)), tools, store=store).run("go")
+    ends = [number for number, entry in enumerate(store.entries()) if entry["kind"] == "result"]
+    cut = MemoryRunStore(store.entries()[: ends[0] + 1])
+    agent = Agent.resume(ScriptedModel([turn("done")]), tools, cut, limits=Limits(tool_calls=3))
+    result = await agent.proceed()
+    assert [run.result.model for run in result.steps[0].tools] == ["0", "1", "2"]
+    assert result.status is RunStatus.TOOL_BUDGET
+
+
+def test_the_sync_wrapper_goes_on_with_a_run_too() -> None:
+    store = MemoryRunStore()
+    with serve(says("done")) as endpoint:
+        client = ChatClient(endpoint.base_url)
+        with SyncAgent(Agent(client, ToolRegistry(), store=store), client) as agent:
+            agent.run("go")
+        entries = [entry for entry in store.entries() if entry["kind"] in ("open", "run")]
+        client = ChatClient(endpoint.base_url)
+        with SyncAgent(Agent.resume(client, ToolRegistry(), MemoryRunStore(entries)), client) as agent:
+            assert agent.proceed().text == "done"
+    assert endpoint.requests[0]["messages"] == endpoint.requests[1]["messages"]

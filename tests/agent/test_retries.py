@@ -180,6 +180,10 @@ async def test_server_errors_are_retried_with_growing_pauses_and_then_raised(mon
     assert pauses == [0.5, 1.0]
     with pytest.raises(EndpointFailed):
         await ran(down, retries=Retries(failures=2, backoff_s=0.5))
+    pauses.clear()
+    busy = EndpointFailed("429", status=429, retry_after_s=3.0)
+    assert (await ran(busy, turn("up"), retries=Retries(backoff_s=0.5)))[0].text == "up" and pauses == [3.0]
+    assert Retries().pause_s(1, 1000.0) == 60.0, "nobody waits for a quarter of an hour"
 
 
 async def test_tokens_of_answers_that_are_not_kept_count_for_the_budget() -> None:

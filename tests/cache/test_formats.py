@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from k3_sglang.cache.formats import LARGEST, BFloat16Store, Int8Store, Store, dequantize, quantize
+from k3_sglang.cache.formats import (
+    LARGEST,
+    STORED_ENV,
+    BFloat16Store,
+    Int8Store,
+    Store,
+    StoredSettings,
+    dequantize,
+    quantize,
+    refuse,
+    stored_settings,
+)
 from k3_sglang.kernels.kda import gate, kda_recurrent, l2norm
 
 LAYERS, SLOTS, SHAPE = 3, 5, (2, 8, 16)
@@ -95,3 +108,24 @@ def test_errors_of_many_restores_do_not_add_up() -> None:
         int8 = dequantize(*quantize(int8))
     assert max(errors[1:]) < 0.02
     assert max(errors[48:]) < 1.2 * max(errors[16:48]), "the error still grows after 48 restores"
+
+
+def test_format_and_size_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(STORED_ENV, raising=False)
+    assert stored_settings() is None
+    monkeypatch.setenv(STORED_ENV, "int8:96")
+    assert stored_settings() == StoredSettings("int8", 96)
+    for wrong in ("int8", "int8:", "int8:0", "int8:-4", "int4:96", ":96", ""):
+        monkeypatch.setenv(STORED_ENV, wrong)
+        with pytest.raises(ValueError, match="a colon and a number of slots"):
+            stored_settings()
+
+
+@pytest.mark.parametrize("flag", ["enable_hierarchical_cache", "enable_unified_memory", "enable_int8_mamba_checkpoint"])
+def test_what_cannot_read_a_second_pool_is_refused(flag: str) -> None:
+    off = {"enable_unified_memory": False, "enable_int8_mamba_checkpoint": False}
+    host_tier = flag == "enable_hierarchical_cache"
+    given = SimpleNamespace(**(off if host_tier else {**off, flag: True}))
+    refuse(SimpleNamespace(enable_hierarchical_cache=False, server_args=SimpleNamespace(**off)))
+    with pytest.raises(ValueError, match=f"--{flag.replace('_', '-')} is set"):
+        refuse(SimpleNamespace(enable_hierarchical_cache=host_tier, server_args=given))

@@ -347,6 +347,15 @@ def test_a_session_leaves_nothing_that_others_use() -> None:
     assert (middle.left, tip.left) == (False, True)
 
 
+def test_a_path_that_goes_another_way_leaves_what_is_below_even_without_a_session() -> None:
+    index = CheckpointIndex()
+    head, middle, tip = chain(index, 0, [10_000, 50_000, 90_000])
+    index.use(head.key)
+    assert [c.left for c in (head, middle, tip)] == [False, True, True]
+    index.use(tip.key)
+    assert [c.left for c in (head, middle, tip)] == [False, False, False], "both paths are alive"
+
+
 def test_kv_is_dropped_by_how_likely_a_tip_returns_not_by_its_length() -> None:
     index = CheckpointIndex()
     chain(index, 0, [500])

@@ -366,3 +366,17 @@ async def test_the_program_in_the_documentation_can_be_run(repository: Path) -> 
             agent = await names["make"](client, ensure())
             assert (await agent.run("hi")).text == "hello" and agent.compressor is not None
             assert agent.compressor.settings.trigger == 300_000
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+async def test_the_endpoint_is_told_which_prefix_died_whether_it_listens_or_not(has_cache: bool) -> None:
+    meter = EncoderMeter(TOKENIZER)
+    with serve(calls(("look", {})), says("done"), says("SUMMARY")) as endpoint:
+        endpoint.has_cache = has_cache
+        async with ChatClient(endpoint.base_url) as client:
+            agent = Agent(client, ToolRegistry([look]), "s", options=AgentOptions(session="mine"), meter=meter)
+            await agent.run("go")
+            assert (await agent.compress()).outcome == "compressed"
+            messages = agent.conversation.messages
+    head = sized(messages[:2], agent.tools)
+    assert endpoint.abandoned == [{"session": "session:mine", "from": head}], "system text, tools and the task live on"

@@ -59,6 +59,9 @@ def test_the_checkpoint_cache_is_the_default_and_takes_exact_states(checkpoint: 
     assert (given["radix-cache-backend"], given["mamba-radix-cache-strategy"]) == ("k3", "no_buffer")
     environment = command.engine_environment(resolved(checkpoint, cut_cost_tokens=77), {})
     assert environment["K3_SGLANG_CUT_COST_TOKENS"] == "77"
+    assert "K3_SGLANG_CHECKPOINTS" not in environment
+    stored = resolved(checkpoint, checkpoint_format="int8", checkpoint_slots=96, **other)
+    assert command.engine_environment(stored, {})["K3_SGLANG_CHECKPOINTS"] == "int8:96"
 
 
 def test_sglangs_own_cache_is_one_setting_away(checkpoint: Path) -> None:

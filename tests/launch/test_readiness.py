@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import re
 import threading
 from collections.abc import Iterator
 
@@ -57,7 +58,7 @@ def test_lines_of_progress_say_what_the_server_is_at(url: str, monkeypatch: pyte
     lines: list[str] = []
     doing = iter([None, "loading weights 37 % (412/1,103 tensors, 1.2 GB)"])
     asyncio.run(wait_until_healthy("engine", url, lines.append, lambda: next(doing)))
-    assert lines == [
-        "waiting for the engine, 0 s so far",
-        "waiting for the engine, 0 s so far: loading weights 37 % (412/1,103 tensors, 1.2 GB)",
+    assert [re.sub(r"\d+ s so far", "N s so far", line) for line in lines] == [
+        "waiting for the engine, N s so far",
+        "waiting for the engine, N s so far: loading weights 37 % (412/1,103 tensors, 1.2 GB)",
     ]

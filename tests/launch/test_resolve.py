@@ -49,6 +49,20 @@ def test_a_way_of_keeping_experts_that_the_device_lacks_is_refused(
     assert expected in refusal(checkpoint, **values)
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"checkpoint_slots": 9}, "checkpoint_slots is 9, but checkpoints lie among state_slots"),
+        ({"checkpoint_format": "int8", "checkpoint_slots": 9}, "only the k3 cache stores states so"),
+        ({"checkpoint_format": "int8", "cache": "k3"}, "say with checkpoint_slots how many"),
+    ],
+)
+def test_a_format_of_checkpoints_comes_with_the_k3_cache_and_a_size(
+    checkpoint: Path, values: dict[str, object], expected: str
+) -> None:
+    assert expected in refusal(checkpoint, **{"cache": "sglang", **values})
+
+
 def test_given_sizes_are_kept(checkpoint: Path) -> None:
     plan = resolved(checkpoint, kv_tokens=777, state_slots=5, context_len=100, served_name="k3")
     assert (plan.kv_tokens, plan.state_slots, plan.context_len, plan.served_name) == (777, 5, 100, "k3")

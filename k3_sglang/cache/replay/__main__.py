@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES + "".join(f"  {line}\n" for line in policies.HELP.splitlines()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("trace", type=Path, help="trace file, JSON lines, plain or .gz (formats: docs/cache.md)")
+    parser.add_argument("trace", type=Path, help="trace file, JSON lines, plain or .gz (formats: docs/cache-replay.md)")
     parser.add_argument("--policies", default=policies.DEFAULT, help="comma separated names; default: %(default)s")
     load = parser.add_argument_group("load")
     load.add_argument("--sessions", type=int, help="sessions drawn from the trace, or its first requests; default: all")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from k3_sglang.cache.replay.budget import Budget
 from k3_sglang.cache.replay.driver import BudgetError
 from k3_sglang.cache.replay.light import LightCache, LightNode, LightRequest
-from k3_sglang.cache.replay.rig import UpstreamFlags
+from k3_sglang.cache.replay.rig import CHECKPOINT_GRID, UpstreamFlags
 from k3_sglang.cache.types import Role
 
 SPARE_SLOTS = 2
@@ -82,6 +82,7 @@ class LightUpstream(LightCache):
         super().__init__(budget, hinted=False, index=LruIndex())  # type: ignore[arg-type]
         self.cap = flags.max_states_per_path
         self.interval = budget.units(flags.track_interval)
+        self.grid = budget.units(CHECKPOINT_GRID) if flags.extra_buffer else 1
         self.spare = SPARE_SLOTS if flags.extra_buffer else 0
         # The engine's own ratios, as in the rig.
         self.max_running = max(budget.states // (5 if flags.extra_buffer else 4), 1)
@@ -90,7 +91,8 @@ class LightUpstream(LightCache):
         self._all_leaves: list[tuple[float, int, LightNode]] = []
 
     def _chunks(self, req: LightRequest, hit: int, kv_hit: int) -> Iterator[int]:
-        self._fork[id(req)] = kv_hit if kv_hit > hit else 0
+        fork = kv_hit // self.grid * self.grid
+        self._fork[id(req)] = fork if fork > hit else 0
         longest = self.budget.units(self.budget.chunk)
         ends = [*range(hit + longest, req.prompt_len, longest), req.prompt_len] if req.prompt_len > hit else []
         yield from ends
@@ -117,10 +119,14 @@ class LightUpstream(LightCache):
             return
         begins, fork = req.computed, self._fork[id(req)]
         req.computed = end
-        if end > begins:
-            self._take(1)
-            donated = self._donate(req, fork if self.spare and begins < fork < end else end)
-            self.free_slots += not donated
+        kept = begins + (end - begins) // self.grid * self.grid
+        if kept == begins:
+            return
+        if self.spare and begins < fork < end and (fork - begins) % self.grid == 0:
+            kept = fork
+        self._take(1)
+        donated = self._donate(req, kept)
+        self.free_slots += not donated
 
     def _donate(self, req: LightRequest, end: int) -> bool:
         """Insert up to ``end`` with a state; whether the tree had none there."""

@@ -28,7 +28,7 @@ HELP = """\
 k3  k3:hints                 this project's checkpoint cache, without and with the hints an agent runtime can give
 upstream                     SGLang's cache with default flags
 upstream:cap=2,interval=64   with --mamba-max-states-per-path 2 and --mamba-track-interval 64; also: no_buffer
-upstream-best                the best of --search-caps and --search-intervals, searched for every cell
+upstream-best                the best of --search-caps, then of --search-intervals, searched for every cell
 kv-only                      SGLang's cache without states: every cached token can be resumed from
 component:package.module:Class   SGLang's tree with another state component, live states kept at their exact end
 build:package.module:function    the Rig that function(budget, context_len) returns: own placement, hints, component
@@ -80,7 +80,7 @@ OnStep = Callable[[], None]
 def passes(policy: str, cell: Cell) -> int:
     """How often the load is replayed for a policy, for the progress bar."""
     if policy == "upstream-best":
-        return (1 + len(cell.search_caps)) * len(cell.search_intervals)
+        return len(cell.search_caps) + len(cell.search_intervals)
     return 0 if policy in BOUNDS else 1
 
 
@@ -166,9 +166,17 @@ def run(policy: str, cell: Cell, options: Options | None = None, on_step: OnStep
 
 
 def _search(cell: Cell, on_step: OnStep | None) -> Outcome:
-    tried = [UpstreamFlags(cap, interval) for cap in (-1, *cell.search_caps) for interval in cell.search_intervals]
-    outcomes = [_upstream("upstream-best", flags, str(flags), cell, on_step) for flags in tried]
-    return min(outcomes, key=lambda outcome: outcome.computed_tokens)
+    """The best cap at the first interval, then the best interval for that cap."""
+    intervals = cell.search_intervals
+
+    def tried(cap: int, interval: int) -> tuple[float, int, Outcome]:
+        flags = UpstreamFlags(cap, interval)
+        outcome = _upstream("upstream-best", flags, str(flags), cell, on_step)
+        return outcome.computed_tokens, cap, outcome
+
+    best = min((tried(cap, intervals[0]) for cap in (-1, *cell.search_caps)), key=lambda one: one[:2])
+    more = [tried(best[1], interval) for interval in intervals[1:]]
+    return min([best, *more], key=lambda one: one[0])[2]
 
 
 def _upstream(policy: str, flags: UpstreamFlags, detail: str, cell: Cell, on_step: OnStep | None) -> Outcome:

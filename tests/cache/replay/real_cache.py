@@ -15,8 +15,10 @@ from typing import Any
 from k3_sglang.cache.replay import policies
 from k3_sglang.cache.replay.bound import clairvoyant_bound, find_options, split_pools
 from k3_sglang.cache.replay.budget import Budget
-from k3_sglang.cache.replay.driver import replay
+from k3_sglang.cache.replay.driver import replay, run_loop
 from k3_sglang.cache.replay.k3 import build_k3
+from k3_sglang.cache.replay.light import LightCache
+from k3_sglang.cache.replay.light_upstream import LightUpstream
 from k3_sglang.cache.replay.rig import Rig, UpstreamFlags, build_kv_only, build_upstream
 from k3_sglang.cache.replay.schedule import Pacing, Step, make_steps
 from k3_sglang.cache.replay.traces import read_trace
@@ -61,7 +63,19 @@ def run(job: dict[str, Any], steps: list[Step], serial: bool) -> dict[str, Any]:
         "kv_left": kv_left * budget.grain,
         "states_left": states_left,
         "bound": bound.computed_tokens,
+        "light": light_hits(job["policy"], budget, steps, serial),
     }
+
+
+def light_hits(policy: str, budget: Budget, steps: list[Step], serial: bool) -> list[int] | None:
+    """Hits of the same policy on the tree without an engine; None where it has none."""
+    if policy in ("kv-only", "by-name") or budget.page > budget.grain:
+        return None
+    if policy.startswith("k3"):
+        loop = LightCache(budget, hinted=policy == "k3:hints")
+    else:
+        loop = LightUpstream(budget, policies.upstream_flags(policy))
+    return [one.hit_tokens for one in run_loop(loop, steps, serial=serial)]
 
 
 def main() -> None:

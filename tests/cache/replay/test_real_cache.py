@@ -73,6 +73,7 @@ def results(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     short = trace("short", [encoded("short", prompts, tails, outputs=[40, 40, 300, 40])])
     long = trace("long", [encoded("long", [range(100), range(110)], [0, 0], outputs=[1, 1])])
     mixed = trace("mixed", random_sessions(7, 12))
+    busy = trace("busy", random_sessions(11, 30))
     exact = {"states": 60, "kv_tokens": 20_000, "grain": 1, "chunk": 64}
     tight = {"states": 12, "kv_tokens": 9_000, "chunk": 512, "concurrent": 4}
     jobs: dict[str, list[dict[str, Any]]] = {
@@ -89,6 +90,10 @@ def results(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
             {"policy": name, "trace": mixed, **tight, "kv_tokens": 12_800, "page": 128, "grain": grain}
             for name in ("", "kv-only", *OURS)
             for grain in (1, 64)
+        ],
+        "busy": [
+            {"policy": name, "trace": busy, **tight, "concurrent": 6, "serial": False}
+            for name in ("", "cap=2", "cap=1,no_buffer", *OURS)
         ],
         "fine": [{"policy": name, "trace": mixed, **tight, "grain": 1, "serial": False} for name in POLICIES],
     }
@@ -153,6 +158,14 @@ def test_a_component_given_by_name_behaves_as_the_same_one_built_in(
         for job in results[group]:
             by_policy.setdefault(job["policy"], []).append(job["hits"])
         assert by_policy["by-name"] == by_policy["no_buffer"]
+
+
+@pytest.mark.parametrize("group", ["short", "long", "ample", "tight", "fine", "busy"])
+def test_the_light_trees_hit_what_the_real_caches_hit(results: dict[str, list[dict[str, Any]]], group: str) -> None:
+    compared = [job for job in results[group] if job["light"] is not None]
+    assert compared
+    for job in compared:
+        assert job["light"] == job["hits"], (job["policy"], job.get("serial"))
 
 
 def test_pages_allow_hits_at_multiples_of_their_size_only(results: dict[str, list[dict[str, Any]]]) -> None:
