@@ -68,9 +68,14 @@ def idle_problems(states: Any) -> list[str]:
     """Of an engine without requests also: nothing is locked, and every slot and token is free or in the tree."""
     found, core = problems(states), states.tree_core
     rows, kv = states.cache.req_to_token_pool, states.cache.token_to_kv_pool_allocator
-    free, cached = rows.mamba_allocator.available_size(), len(states._index())
-    if free + cached != rows.mamba_pool.size:
-        found.append(f"{free} slots free and {cached} cached of {rows.mamba_pool.size}")
+    store = getattr(rows, "mamba_ckpt_pool", None)
+    cached = len(states._index())
+    pools = [("slots", rows.mamba_allocator.available_size(), 0 if store else cached, rows.mamba_pool.size)]
+    if store is not None:
+        pools.append(("stored checkpoints", store.available_size(), cached, store.num_slots))
+    for name, free, held, size in pools:
+        if free + held != size:
+            found.append(f"{free} {name} free and {held} cached of {size}")
     tokens = core.full_evictable_size()
     if kv.available_size() + tokens != kv.size:
         found.append(f"{kv.available_size()} tokens of KV free and {tokens} cached of {kv.size}")

@@ -24,7 +24,7 @@ NOT_WITH_K3_CACHE = {
     "speculative-algorithm": "states at exact ends are not kept under speculation",
     "disaggregation-mode": "states at exact ends are kept by one engine only",
     "enable-session-radix-cache": "the k3 cache takes sessions as hints",
-    "enable-int8-mamba-checkpoint": "SGLang allows it with its own cache only",
+    "enable-int8-mamba-checkpoint": "with the k3 cache it is checkpoint_format",
     "mamba-max-states-per-path": "the k3 cache needs no cap",
 }
 """Flags the ``engine`` mapping may carry only with ``cache: sglang``, with the reason."""

@@ -96,9 +96,9 @@ def test_b37_interleaved_conversations_under_eviction_and_aborts_never_see_each_
 
 
 def test_requests_retracted_because_the_pool_is_full_go_on_with_the_same_tokens(k3: Engine, k3_stack: Stack) -> None:
-    """Four prompts fill nine tenths of the pool, their answers want more than the rest."""
-    prompts = [prompt(1400 + 7 * i, seed=400 + i) for i in range(4)]
-    new_tokens = 170
+    """Four prompts fill most of the pool, their answers want more than the rest."""
+    prompts = [prompt(1270 + 7 * i, seed=400 + i) for i in range(4)]
+    new_tokens = 300
     sampling = {"ignore_eos": False, "min_new_tokens": new_tokens}
     alone = [k3.generate(ids, new_tokens, **sampling).ids for ids in prompts[:2]]
     k3.flush()

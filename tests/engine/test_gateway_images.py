@@ -91,6 +91,7 @@ def test_a_prefix_is_shared_up_to_a_picture_and_through_it_only_when_it_is_the_s
     pad = expected_tokens[0]
     assert cached_tokens(ask(gateway, question(RED))) == 0
     assert cached_tokens(ask(gateway, question(BLUE))) <= pad
+    ask(gateway, question(RED))  # leaves a state before the last token, which a prompt sent again needs
     assert cached_tokens(ask(gateway, question(RED))) > pad
 
 
