@@ -22,6 +22,8 @@ from tests.engine.stack import Engine, Stack, running
 RANKS = 2
 PROMPTS = ("len1", "len7", "len64", "len200")
 MAX_LOGPROB_ERROR = 1e-3
+LEAST_CUT_TOKENS = 64
+"""What a prompt must be longer than for the launcher's cost of a cut on a CPU (32 tokens at a chance of one half)."""
 STAGES = "5,4"
 """Layers per pipeline stage: the second begins inside a block of four, and inherits two rows of the residual bank."""
 
@@ -74,9 +76,10 @@ def test_two_processes_give_the_references_greedy_tokens_cold_and_after_a_prefix
     for name in PROMPTS:
         ids, greedy = prompts[name]["ids"], tuple(prompts[name]["greedy"])
         assert engine.generate(ids, 24).ids == greedy, name
+        assert engine.generate(ids, 24).ids == greedy, name  # leaves a state before the last token of long prompts
         again = engine.generate(ids, 24)
         assert again.ids == greedy, name
-        assert again.cached_tokens >= (len(ids) - 1) // 64 * 64, name
+        assert again.cached_tokens == (len(ids) - 1 if len(ids) > LEAST_CUT_TOKENS else 0), name
 
 
 def test_two_processes_give_the_same_tokens_to_requests_that_run_together(
