@@ -18,7 +18,7 @@ CPU_KV_TOKENS = 65_536
 """Without a number SGLang sizes both pools from free memory and spends half a minute zeroing them."""
 CPU_STATE_SLOTS = 128
 MIN_STATE_SLOTS = 4
-"""Slots SGLang reckons with for each running request without overlap scheduling (five with it)."""
+"""Slots SGLang sets aside for a running request with its own cache (five with overlapped steps; three with ours)."""
 CPU_CHUNKED_PREFILL_TOKENS = 2_048
 CPU_CUT_COST_TOKENS = 32
 GPU_CUT_COST_TOKENS = 256
