@@ -65,10 +65,15 @@ class Session:
     @property
     def engine_name(self) -> str:
         """How the engine and its dumps name it: long names and those of persons as a digest."""
-        if self.source != "user" and len(self.name) <= _PLAIN_NAME_CHARS:
+        if self.is_conversation and len(self.name) <= _PLAIN_NAME_CHARS:
             return self.id
         digest = hashlib.blake2b(self.name.encode(), digest_size=_DIGEST_BYTES).hexdigest()
         return f"{self.source}#{digest}"
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether it is one conversation; a person has many, so `user` names no single one."""
+        return self.source != "user"
 
     @classmethod
     def from_id(cls, text: str) -> "Session":

@@ -31,6 +31,8 @@ def cache_hints(
         ]
     if session is not None:
         hints["session"] = session.engine_name
+        if not session.is_conversation:
+            hints["is_conversation"] = False
     if fields is not None:
         given = fields.model_dump(exclude={"session"}, exclude_none=True)
         hints.update(given)

@@ -79,7 +79,7 @@ class Job:
     def headers(self) -> dict[str, str]:
         """Response headers about where the prompt came from."""
         headers = {"x-k3-replay": self.replayed.replay.header()}
-        if self.session is not None and self.session.source != "user":
+        if self.session is not None and self.session.is_conversation:
             headers[SESSION_HEADER] = quote(self.session.name, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~")
         return headers
 
@@ -161,10 +161,10 @@ def _encode(
 
 
 def _scope(session: Session | None) -> Scope:
-    """The session as the guard knows it. A person has many conversations, so `user` names no single one."""
+    """The session as the guard knows it."""
     if session is None:
         return NAMELESS
-    return Scope(session.engine_name, is_conversation=session.source != "user")
+    return Scope(session.engine_name, is_conversation=session.is_conversation)
 
 
 def history_ids(body: dict[str, Any], gateway: Gateway) -> list[int]:

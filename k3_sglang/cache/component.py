@@ -170,10 +170,11 @@ class CheckpointComponent(RequestsComponent):
         super().commit_insert_component_data(node, is_new_leaf, params, result, cache_actions)
         index, notes = self._index(), self._inserting
         session = notes.session if notes is not None else None
+        moves = notes is None or notes.hints.is_conversation
         if node.id in index:
-            index.use(node.id, session)
+            index.use(node.id, session, moves=moves)
         else:
-            self._add(node, session)
+            self._add(node, session, moves=moves)
             self.metrics.made += 1
             self.misses.state_made(node.id)
         self._inserted_key = node.id

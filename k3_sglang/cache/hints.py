@@ -53,6 +53,8 @@ class Hints:
     """Positions, in tokens, with the seconds to keep each; they count as boundaries too."""
     fork: int = 0
     """So many further requests with this head will follow soon."""
+    is_conversation: bool = True
+    """The session is one conversation, so it has left where it does not go on; a person may have several at once."""
 
     @classmethod
     def from_custom_params(cls, custom_params: object) -> Hints:
@@ -164,4 +166,5 @@ _READERS = {
     "now_s": _clock,
     "pins": _pins,
     "fork": _position,
+    "is_conversation": _switch,
 }

@@ -123,7 +123,7 @@ class IndexedComponent(MambaComponent):
         if node.id in self._index():
             self.index.set_locked(node.id, node.component_data[self.component_type].lock_ref > 0)
 
-    def _add(self, node: Any, session: str | None) -> None:
+    def _add(self, node: Any, session: str | None, *, moves: bool = True) -> None:
         above, depth = node.parent, len(node.key)
         while above is not self._root and above.id not in self.index:
             depth += len(above.key)
@@ -131,7 +131,7 @@ class IndexedComponent(MambaComponent):
         parent = None if above is self._root else above.id
         if parent is not None:
             depth += self.index.get(parent).depth  # type: ignore[union-attr]
-        self.index.add(node.id, depth, parent, self._next_below(node), session=session)
+        self.index.add(node.id, depth, parent, self._next_below(node), session=session, moves=moves)
         self._copy_lock(node)
 
     def _next_below(self, node: Any) -> Iterator[int]:

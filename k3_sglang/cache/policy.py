@@ -83,8 +83,9 @@ class CheckpointIndex:
         *,
         session: str | None = None,
         declared: bool = False,
+        moves: bool = True,
     ) -> Checkpoint:
-        """A new checkpoint between its next shallower and its next deeper ones.
+        """A new checkpoint between its next shallower and its next deeper ones. ``moves``: see :meth:`use`.
 
         Raises:
             ValueError: the key is taken, or the depths are not in order.
@@ -106,7 +107,7 @@ class CheckpointIndex:
         self._touch(added)
         self._score(added)
         self._score_around(added)
-        self._follow(session, added)
+        self._follow(session if moves else None, added)
         return added
 
     def remove(self, key: int) -> None:
@@ -142,8 +143,11 @@ class CheckpointIndex:
         self.tick += 1
         self.clock_s = max(self.clock_s, now_s or 0.0)
 
-    def use(self, key: int, session: str | None = None) -> float:
-        """A checkpoint was matched or made again; its path is fresh. Returns its age in requests before that."""
+    def use(self, key: int, session: str | None = None, *, moves: bool = True) -> float:
+        """A checkpoint was matched or made again; its path is fresh. Returns its age in requests before that.
+
+        ``moves``: the session goes on here and nowhere else; not so when its name stands for several conversations.
+        """
         used = self._by_key[key]
         age = max(0.0, self.tick - used.last_use)
         if session is not None and session != used.session:
@@ -155,7 +159,7 @@ class CheckpointIndex:
             self._score(used)
         if session is None:
             self._leave_below(used)
-        self._follow(session, used)
+        self._follow(session if moves else None, used)
         return age
 
     def observe_reuse(self, age: float) -> None:

@@ -138,7 +138,7 @@ class RequestsComponent(IndexedComponent):
         checkpoint, age = None, None
         if self._matched is not None and self._matched[0] == result.best_match_node:
             checkpoint, matched_age, role = self._matched
-            self._index().use(checkpoint, notes.session)
+            self._index().use(checkpoint, notes.session, moves=notes.hints.is_conversation)
             age = matched_age if role is Role.TIP else None
         notes.fork, notes.kept_len = result.mamba_branching_seqlen or 0, cached
         notes.found = Found(prompt_len, cached, max(cached, with_kv), limit, checkpoint, age)

@@ -28,9 +28,10 @@ def test_all_fields_are_read_from_an_object_and_from_its_text(as_text: bool) -> 
         "now_s": 1e9,
         "pins": [[3000, 3600]],
         "fork": 8,
+        "is_conversation": False,
     }
     hints = Hints.from_custom_params({PARAMETER: json.dumps(raw) if as_text else raw})
-    assert hints == Hints("s1", 900, (2000, 4000), 12.0, True, 300.0, 1e9, ((3000, 3600.0),), 8)
+    assert hints == Hints("s1", 900, (2000, 4000), 12.0, True, 300.0, 1e9, ((3000, 3600.0),), 8, False)
 
 
 def test_positions_are_wanted_inside_what_is_computed_only() -> None:

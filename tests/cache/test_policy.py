@@ -357,6 +357,16 @@ def test_a_path_that_goes_another_way_leaves_what_is_below_even_without_a_sessio
     assert [c.left for c in (head, middle, tip)] == [False, False, False], "both paths are alive"
 
 
+def test_the_conversations_of_one_person_do_not_make_each_other_leave() -> None:
+    index = CheckpointIndex()
+    head, first = chain(index, 0, [10_000, 50_000], session="person")
+    index.use(head.key, "person", moves=False)
+    second = index.add(9, 12_000, head.key, session="person", moves=False)
+    index.use(first.key, "person", moves=False)
+    assert [c.left for c in (head, first, second)] == [False, False, False]
+    assert index.release("person") == 3, "the name still counts"
+
+
 def test_kv_is_dropped_by_how_likely_a_tip_returns_not_by_its_length() -> None:
     index = CheckpointIndex()
     chain(index, 0, [500])

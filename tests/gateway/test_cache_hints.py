@@ -311,6 +311,14 @@ async def test_a_person_is_not_named_to_the_engine_and_long_names_are_shortened(
     assert Session("user", "a").engine_name != Session("user", "b").engine_name
 
 
+async def test_a_person_is_not_told_to_be_one_conversation(gateway: Running, stub: StubEngine) -> None:
+    """Else each of a person's conversations would leave the others, and their checkpoints go first."""
+    await gateway.ask(chat(user="jo"))
+    assert hints(stub)["is_conversation"] is False
+    await gateway.ask(chat(prompt_cache_key="jo"))
+    assert "is_conversation" not in hints(stub)
+
+
 @pytest.mark.parametrize(("backend", "wanted"), [(None, True), ("hiradix", True), ("k3", False)])
 async def test_without_our_cache_or_with_hints_off_nothing_is_told(
     settings: dict[str, Any], tokenizer: K3Tokenizer, stub: StubEngine, backend: str | None, wanted: bool
