@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from agent_runtime.guard.fingerprint import Fingerprints, calls_value, turn_text
 from agent_runtime.ledger.turns import KnownTurn, TurnIndex
+from k3_sglang.chat.cache_marks import longest_ttl_s
 from k3_sglang.chat.types import Message
 
 Restored: TypeAlias = Literal["split", "text"]
@@ -58,14 +59,21 @@ def _joined(
 
 
 def _whole(messages: Sequence[Message]) -> Message:
-    """Texts and calls one after the other; of thinking that is repeated, one copy."""
+    """Texts and calls one after the other; of thinking that is repeated, one copy; of marks the longest."""
     thoughts = dict.fromkeys(message.reasoning for message in messages if message.reasoning)
     return replace(
         messages[0],
         content="".join(turn_text(message.content) or "" for message in messages),
         reasoning="\n".join(thoughts) or None,
         tool_calls=tuple(call for message in messages for call in message.tool_calls),
+        cache_ttl_s=longest_ttl_s(map(end_mark, messages)),
     )
+
+
+def end_mark(turn: Message) -> int | None:
+    """Seconds of the client's mark on a turn or a part of it: all mean its end, because its ids have no parts."""
+    parts = turn.content if isinstance(turn.content, tuple) else ()
+    return longest_ttl_s((turn.cache_ttl_s, *(part.cache_ttl_s for part in parts)))
 
 
 def _without_prose(message: Message, index: TurnIndex) -> KnownTurn | None:

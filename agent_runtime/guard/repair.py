@@ -7,9 +7,9 @@ from typing import Literal, TypeAlias
 
 from agent_runtime.guard.fingerprint import turn_text
 from agent_runtime.guard.history import Matched, Step, thinking
+from agent_runtime.guard.rejoin import end_mark
 from agent_runtime.guard.verdict import Check, Reason
 from agent_runtime.ledger.turns import KnownTurn
-from k3_sglang.chat.cache_marks import longest_ttl_s
 from k3_sglang.chat.types import ChatRequest, Message, ToolCall
 
 Mode: TypeAlias = Literal["repair", "strict", "off"]
@@ -98,17 +98,11 @@ def _as_recorded(sent: Message, turn: KnownTurn) -> Message:
     is_plain = sent.cache_ttl_s is None and not isinstance(sent.content, tuple)
     if is_plain and len(calls) == len(recorded.tool_calls) and all(map(_same_id, calls, recorded.tool_calls)):
         return recorded
-    return replace(recorded, tool_calls=calls, cache_ttl_s=_mark(sent))
+    return replace(recorded, tool_calls=calls, cache_ttl_s=end_mark(sent))
 
 
 def _as_text(sent: Message, turn: KnownTurn) -> Message:
-    return replace(turn.message, tool_calls=sent.tool_calls, cache_ttl_s=_mark(sent))
-
-
-def _mark(sent: Message) -> int | None:
-    """The mark of a turn or of a part of it: all mean its end, because its ids have no parts."""
-    parts = sent.content if isinstance(sent.content, tuple) else ()
-    return longest_ttl_s((sent.cache_ttl_s, *(part.cache_ttl_s for part in parts)))
+    return replace(turn.message, tool_calls=sent.tool_calls, cache_ttl_s=end_mark(sent))
 
 
 def _same_id(first: ToolCall, second: ToolCall) -> bool:

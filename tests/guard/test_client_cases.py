@@ -136,6 +136,16 @@ def test_case_17_prose_and_calls_in_two_messages_are_one_turn(session: Talk, kep
     assert found(built)[0] == ("repaired", "split")
 
 
+@pytest.mark.parametrize("marked", [0, 1])
+def test_the_mark_on_either_half_of_a_split_turn_is_the_whole_turns(session: Talk, marked: int) -> None:
+    place, whole = next((i, m) for i, m in enumerate(session.messages) if m.tool_calls and m.content)
+    halves = [replace(whole, tool_calls=()), replace(whole, content=None, reasoning=None)]
+    halves[marked] = replace(halves[marked], cache_ttl_s=3600)
+    built = session.send([*session.messages[:place], *halves, *session.messages[place + 1 :]])
+    assert_whole(session, built)
+    assert [message.cache_ttl_s for message in built.request.messages if message.cache_ttl_s] == [3600]
+
+
 def test_case_22_thinking_lost_before_calls_only_comes_back(session: Talk) -> None:
     sent = [replace(m, reasoning=None) if m.tool_calls else m for m in session.messages]
     built = session.send(sent)
