@@ -93,9 +93,13 @@ def test_long_inputs_are_cut_every_400000_characters(toy: K3Tokenizer) -> None:
 
 def test_encoding_time_grows_linearly(toy: K3Tokenizer) -> None:
     def seconds(chars: int) -> float:
-        begin = time.perf_counter()
-        toy.encode_text("x" * chars)
-        return time.perf_counter() - begin
+        """Of this process, the least of three: other programs have no part in it."""
+        taken: list[float] = []
+        for _ in range(3):
+            begin = time.process_time()
+            toy.encode_text("x" * chars)
+            taken.append(time.process_time() - begin)
+        return min(taken)
 
     small = max(seconds(100_000), 0.002)
     assert seconds(1_000_000) < 60 * small
