@@ -10,8 +10,8 @@ def dump(states: Any) -> dict[str, Any]:
     """Plain values of the whole tree of a :class:`~k3_sglang.cache.component.CheckpointComponent`.
 
     Returns:
-        ``nodes`` from the root down (a parent comes before its children), ``slots``, ``tick``,
-        ``reuse_interval`` in requests, and ``metrics``.
+        ``nodes`` from the root down (a parent comes before its children), ``slots``, ``stored_slots`` (None when
+        checkpoints lie among ``slots``), ``tick``, ``reuse_interval`` in requests, and ``metrics``.
     """
     index = states._index()
     root = states.tree_core.root_node
@@ -32,9 +32,12 @@ def dump(states: Any) -> dict[str, Any]:
         )
         waiting.extend((child, node.id, end) for child in node.children.values())
     pool = states.cache.req_to_token_pool
+    store = getattr(pool, "mamba_ckpt_pool", None)
+    stored = None if store is None else {"total": store.num_slots, "free": int(store.available_size())}
     return {
         "nodes": nodes,
         "slots": {"total": int(pool.mamba_pool.size), "free": int(pool.mamba_allocator.available_size())},
+        "stored_slots": stored,
         "tick": index.tick,
         "reuse_interval": index.pause,
         "metrics": states.metrics.as_json(),
@@ -54,5 +57,6 @@ def _checkpoint(index: Any, key: int) -> dict[str, Any] | None:
         "locked": checkpoint.locked,
         "declared": checkpoint.declared,
         "released": checkpoint.released,
+        "left": checkpoint.left,
         "pinned": checkpoint.pinned_until_s > index.clock_s,
     }

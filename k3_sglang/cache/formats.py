@@ -197,6 +197,11 @@ class CheckpointPool:
         for kept, window in zip(self.conv, running.mamba_cache.conv, strict=True):
             window[:, own_slots] = kept[:, kept_slots]
 
+    def kept(self, slot: int) -> list[Tensor]:
+        """What a slot holds: the convolutions' windows, and the state as it would be restored."""
+        state = self.store.read(torch.tensor([slot], device=self.conv[0].device))
+        return [*(window[:, slot] for window in self.conv), state]
+
     @property
     def bytes_per_slot(self) -> int:
         """Memory of one kept state."""

@@ -48,13 +48,17 @@ def _states(states: Any, body: Mapping[str, Any]) -> dict[str, Any]:
 
     _nothing(body)
     rows, core = states.cache.req_to_token_pool, states.tree_core
-    held = rows.mamba_pool.mamba_cache
+    store, running = getattr(rows, "mamba_ckpt_pool", None), rows.mamba_pool.mamba_cache
     digests: dict[str, str] = {}
     for checkpoint in states._index():
         slot = core.get_component_device_value(checkpoint.key, states.component_type)
-        place = int(rows.translate_mamba_indices(slot))
+        if store is not None:
+            held = store.kept(int(slot))
+        else:
+            place = int(rows.translate_mamba_indices(slot))
+            held = [pool[:, place] for pool in (*running.conv, running.temporal)]
         digest = hashlib.sha256()
-        for pool in (*held.conv, held.temporal):
-            digest.update(pool[:, place].contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+        for tensor in held:
+            digest.update(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
         digests[str(checkpoint.key)] = digest.hexdigest()
     return {"states": digests}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +16,9 @@ from k3_sglang.cache.formats import (
     LARGEST,
     STORED_ENV,
     BFloat16Store,
+    CheckpointPool,
     Int8Store,
+    StateTensors,
     Store,
     StoredSettings,
     dequantize,
@@ -82,6 +86,51 @@ def test_slots_keep_what_was_written_to_them_and_nothing_else(kind: type, error:
     assert bool(((restored[:, [2, 1]] - first).abs() <= largest * error).all())
     assert bool(((restored[:, [0]] - second).abs() <= second.abs().amax(-1, keepdim=True) * error).all())
     assert not bool(store.read(torch.tensor([0, 3])).any())
+
+
+class FreeSlots:
+    """Slots 1 to 5."""
+
+    def __init__(self) -> None:
+        self.slots = list(range(1, SLOTS + 1))
+
+    def alloc(self, need_size: int) -> Tensor | None:
+        return torch.tensor([self.slots.pop() for _ in range(need_size)]) if need_size <= len(self.slots) else None
+
+    def free(self, free_index: Tensor) -> None:
+        self.slots += free_index.tolist()
+
+    def available_size(self) -> int:
+        return len(self.slots)
+
+    def clear(self) -> None:
+        self.slots = list(range(1, SLOTS + 1))
+
+
+@dataclass
+class RunningStates:
+    temporal: Tensor
+    conv: Sequence[Tensor]
+
+
+@dataclass
+class RunningPool:
+    mamba_cache: StateTensors
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+def test_what_a_kept_slot_holds_is_shown_and_not_the_running_slot_of_the_same_number(form: str) -> None:
+    running = RunningPool(RunningStates(states(8, 5), [torch.randn(LAYERS, 8, 4, 3)]))
+    pool = CheckpointPool(form, SLOTS, running, FreeSlots())
+    kept = pool.alloc()
+    assert kept is not None
+    pool.store_from_active(running, torch.tensor([7]), kept)
+    written = running.mamba_cache.temporal[:, [7]].clone(), running.mamba_cache.conv[0][:, 7].clone()
+    running.mamba_cache.temporal.zero_()
+    running.mamba_cache.conv[0].zero_()
+    window, state = pool.kept(int(kept))
+    assert torch.equal(window, written[1])
+    assert torch.allclose(state, written[0], rtol=0.01, atol=float(written[0].abs().max()) * 0.01)
 
 
 def test_bytes_of_a_state() -> None:

@@ -78,4 +78,8 @@ def test_a_full_pool_of_checkpoints_evicts_and_never_stops_the_engine(engine: En
     engine.wait_idle()
     (checked,) = engine.cache("check")
     assert 0 < checked["checkpoints"] <= STORED
+    (tree,) = engine.cache("dump")
+    assert tree["stored_slots"] == {"total": STORED, "free": STORED - checked["checkpoints"]}
+    (held,) = engine.cache("states")
+    assert len(set(held["states"].values())) == checked["checkpoints"], "every text has a state of its own"
     assert engine.generate(prompts[-1] + prompt(5, seed=3), 2).cached_tokens > 0
