@@ -104,13 +104,11 @@ class CacheRoutes:
                 code="invalid_value",
                 param="ids" if chat else "messages",
             )
-        ids = asked.ids if asked.ids is not None else await anyio.to_thread.run_sync(partial(self._ids, chat))
+        ids = asked.ids
+        if ids is None:
+            ids = await anyio.to_thread.run_sync(partial(history_ids, chat, request.headers, self._gateway))
         ranks = await self._ask("pin", {"ids": ids, "seconds": asked.seconds, "now_s": time.time()})
         return {"object": "k3.cache.pin", "prompt_tokens": len(ids), "ranks": ranks}
-
-    def _ids(self, chat: dict[str, Any]) -> list[int]:
-        """The messages as ids, without what is for one turn only."""
-        return history_ids(chat, self._gateway)
 
     async def _release(self, id_: str) -> dict[str, Any]:
         session = _session(id_)

@@ -167,13 +167,14 @@ def _scope(session: Session | None) -> Scope:
     return Scope(session.engine_name, is_conversation=session.is_conversation)
 
 
-def history_ids(body: dict[str, Any], gateway: Gateway) -> list[int]:
+def history_ids(body: dict[str, Any], headers: Mapping[str, str], gateway: Gateway) -> list[int]:
     """Ids of the messages of a body without images, as a request for their next turn would have them.
 
-    Without what is for one turn only. Raises ApiError; runs long.
+    Without what is for one turn only. The session is named by a header. Raises ApiError; runs long.
     """
+    scope = _scope(find_session(headers, None, None, None, None))
     with _refusals():
-        replayed = gateway.record.guard.look(parse_request(body), NAMELESS, gateway.tokenizer, gateway.encoded)
+        replayed = gateway.record.guard.look(parse_request(body), scope, gateway.tokenizer, gateway.encoded)
         end = positions_of(replayed.request, replayed.parts, replayed.images, gateway.tokenizer).history_len
         return list(replayed.prompt.ids[:end])
 

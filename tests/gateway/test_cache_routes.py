@@ -20,9 +20,11 @@ from tests.gateway.bodies import WEATHER_TOOL, chat, user
 from tests.gateway.conftest import Running
 from tests.gateway.pictures import data_url, image_part, picture
 from tests.gateway.serving import serving
-from tests.gateway.stub_engine import StubEngine
+from tests.gateway.stub_engine import StubEngine, says
+from tests.gateway.vocabulary import TurnWriter
 
 PATHS = ("release", "abandon", "pin")
+END_OF_MSG = 258
 
 
 @pytest.fixture
@@ -59,6 +61,23 @@ async def test_a_pin_by_messages_sends_their_ids_without_what_is_for_one_turn(
     assert body["ids"] == list(encode(request, tokenizer).ids)
     assert (body["seconds"], answer.json()["prompt_tokens"]) == (30, len(body["ids"]))
     assert body["now_s"] > 1e9
+
+
+async def test_a_pin_within_a_named_session_has_its_turns_as_they_were_generated(
+    gateway: Running, stub: StubEngine, writer: TurnWriter
+) -> None:
+    stub.plan = lambda _: says(writer.turn("my thoughts", "Hi"), end_of_msg=END_OF_MSG)
+    headers = {"x-k3-session": "one"}
+    body = chat()
+    assert (await gateway.client.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+    messages = [*body["messages"], {"role": "assistant", "content": "Hi"}]
+    asked = {"messages": messages, "seconds": 30}
+    for given in (headers, {}):
+        assert (await gateway.client.post("/v1/k3/cache/pin", json=asked, headers=given)).status_code == 200
+    (_, named), (_, nameless) = stub.commands
+    generated = [*stub.requests[0]["input_ids"], *writer.turn("my thoughts", "Hi")]
+    assert named["ids"][: len(generated)] == generated
+    assert nameless["ids"][: len(generated)] != generated
 
 
 async def test_the_tree_can_be_left_out(gateway: Running, stub: StubEngine) -> None:
