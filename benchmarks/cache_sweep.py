@@ -24,6 +24,7 @@ from typing import Any
 from k3_sglang.cache.replay import policies
 from k3_sglang.cache.replay.bound import find_options
 from k3_sglang.cache.replay.budget import Budget, rank_bytes
+from k3_sglang.cache.replay.driver import BudgetError
 from k3_sglang.cache.replay.flops import PromptCost, Speed
 from k3_sglang.cache.replay.release import RELEASE_TEXT
 from k3_sglang.cache.replay.report import make_row
@@ -134,7 +135,11 @@ def sweep(args: argparse.Namespace) -> None:
                     trace, pacing, seed=args.seed, sessions=args.sessions, max_requests=args.max_requests
                 )
                 loads[work.concurrent] = steps, find_options(steps, 64)
-            row = run_row(work, policy, *loads[work.concurrent], args.real)
+            try:
+                row = run_row(work, policy, *loads[work.concurrent], args.real)
+            except BudgetError as error:
+                print(f"{work} {policy}: no row, {error}", file=sys.stderr, flush=True)
+                continue
             with args.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(f"{work} {policy}: {row['computed'] / 1e6:.2f} M in {row['seconds']:.0f} s", flush=True)

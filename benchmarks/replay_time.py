@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from agent_runtime.guard.history import Scope
 from agent_runtime.guard.prompt import HistoryGuard
 from agent_runtime.ledger.turns import TurnIndex
 from k3_sglang.chat.encode import encode
@@ -27,17 +28,18 @@ from k3_sglang.chat.types import ChatRequest, Message, ToolCall
 from k3_sglang.tiny.checkpoint import ensure
 
 HISTORY_TOKENS = 300_000
-MESSAGE_TOKENS = (100, 1000)
+MESSAGE_TOKENS = (150, 500, 1500)
 
 
-def long_history(tokens: int, message_tokens: int) -> list[Message]:
-    """An agent's session of about that many tokens: a question, then turns with thinking and a call, and results."""
+def long_history(steps: int, message_tokens: int) -> list[Message]:
+    """An agent's session: a question, then turns with thinking and a call, and results; about so many tokens each."""
     words = "how much water runs through the channel, and is it more than we measured before? "
-    text = words * max(1, message_tokens // 16)
+    text = words * max(1, message_tokens // 18)
     messages = [Message("user", text)]
-    for step in range(tokens // (3 * message_tokens)):
-        call = ToolCall(f"call_{step}", "read", json.dumps({"path": f"src/{step}.py", "note": f"{step} {text[:200]}"}))
-        messages.append(Message("assistant", f"{step} {text}", f"{step} thought {text}", (call,)))
+    for step in range(steps):
+        call = ToolCall(f"call_{step:024x}", "read", json.dumps({"path": f"src/{step}.py", "note": f"{step} {words}"}))
+        thought = f"{step} thought {text[: len(text) // 2]}"
+        messages.append(Message("assistant", f"{step} {text[: len(text) // 4]}", thought, (call,)))
         messages.append(Message("tool", f"{step} result {text}", tool_call_id=call.id, name="read"))
     return messages
 
@@ -47,19 +49,20 @@ def added_ms(vocabulary: Path, message_tokens: int, repetitions: int = 7) -> tup
     tokenizer = K3Tokenizer.from_dir(vocabulary)
     guard = HistoryGuard(TurnIndex(10_000_000, 100_000))
     cache = EncodeCache()
-    messages = long_history(HISTORY_TOKENS, message_tokens)
+    one = len(encode(ChatRequest(tuple(long_history(1, message_tokens)[1:])), tokenizer).ids)
+    messages = long_history(HISTORY_TOKENS // one, message_tokens)
     for place, message in enumerate(messages):
         if message.role == "assistant":
-            built = guard.build(ChatRequest(tuple(messages[:place])), "s", tokenizer, cache)
+            built = guard.build(ChatRequest(tuple(messages[:place])), Scope("s"), tokenizer, cache)
             ids = encode(ChatRequest((message,), effort=None, add_generation_prompt=False), tokenizer).ids[8:]
             guard.record(built, place, 1, message, ids, whole=True)
-    added: list[float] = []
+    whole: list[float] = []
     alone: list[float] = []
     tokens = 0
     for _ in range(repetitions):
         request = ChatRequest(tuple(map(reread, messages)))
         start = time.process_time()
-        built = guard.build(request, "s", tokenizer, cache)
+        built = guard.build(request, Scope("s"), tokenizer, cache)
         whole_s = time.process_time() - start
         assert built.replay.verdict == "repaired"
         tokens = built.prompt_tokens
@@ -67,9 +70,9 @@ def added_ms(vocabulary: Path, message_tokens: int, repetitions: int = 7) -> tup
         start = time.process_time()
         encode(told, tokenizer, cache)
         encode_s = time.process_time() - start
-        added.append(1000 * (whole_s - encode_s))
+        whole.append(1000 * whole_s)
         alone.append(1000 * encode_s)
-    return len(messages), tokens, min(added), min(alone)
+    return len(messages), tokens, min(whole) - min(alone), min(alone)
 
 
 def reread(message: Message) -> Message:

@@ -126,7 +126,7 @@ def test_announcements_and_config_use_the_standard_library_only() -> None:
 
 
 def test_the_decisions_of_the_cache_use_the_standard_library_only() -> None:
-    names = ("types", "policy", "placement", "hints", "naming", "fanout", "metrics")
+    names = ("types", "chances", "policy", "placement", "hints", "naming", "fanout", "metrics")
     decisions = [f"k3_sglang.cache.{name}" for name in names]
     for path in below(*decisions):
         foreign = {name for name in imports(path) if name.partition(".")[0] not in sys.stdlib_module_names}

@@ -25,6 +25,7 @@ from agent_runtime.gateway.record import Record, StepNumber
 from agent_runtime.gateway.sampling import for_choice, output_budget, sampling_params, without_media
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import Envelope
+from agent_runtime.guard.history import NAMELESS, Scope
 from agent_runtime.guard.prompt import ReplayedPrompt
 from agent_runtime.guard.verdict import HistoryNotIntact
 from k3_sglang.chat.encode_cache import EncodeCache
@@ -159,9 +160,11 @@ def _encode(
     )
 
 
-def _scope(session: Session | None) -> str:
-    """The name under which the guard looks for a history. A person has many conversations, so `user` names none."""
-    return "" if session is None or session.source == "user" else session.id
+def _scope(session: Session | None) -> Scope:
+    """The session as the guard knows it. A person has many conversations, so `user` names no single one."""
+    if session is None:
+        return NAMELESS
+    return Scope(session.engine_name, is_conversation=session.source != "user")
 
 
 def history_ids(body: dict[str, Any], gateway: Gateway) -> list[int]:
@@ -170,7 +173,7 @@ def history_ids(body: dict[str, Any], gateway: Gateway) -> list[int]:
     Without what is for one turn only. Raises ApiError; runs long.
     """
     with _refusals():
-        replayed = gateway.record.guard.look(parse_request(body), "", gateway.tokenizer, gateway.encoded)
+        replayed = gateway.record.guard.look(parse_request(body), NAMELESS, gateway.tokenizer, gateway.encoded)
         end = positions_of(replayed.request, replayed.parts, replayed.images, gateway.tokenizer).history_len
         return list(replayed.prompt.ids[:end])
 

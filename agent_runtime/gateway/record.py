@@ -57,19 +57,20 @@ class Record:
         """Number a request, and store it. ``engine`` says for each choice what the engine is asked beside the ids."""
         number = next(self._numbers)
         place = replayed.place
-        if place.scope:
-            session = _session_of(place.scope)
+        if place.scope.name:
+            session = _session_of(place.scope.name)
         else:
             session = place.parent.session if place.parent is not None else number
         if self._writer is not None:
             facts: dict[str, Any] = {"replay": replayed.replay.facts(), "engine": list(engine)}
+            facts["is_conversation"] = place.scope.is_conversation
             if replayed.images:
                 facts["images"] = len(replayed.images)
             self._writer.submit(
                 StepRecord(
                     id=number,
                     session=session,
-                    name=place.scope,
+                    name=place.scope.name,
                     parent=place.parent.id if place.parent is not None else None,
                     created_ms=_now_ms(),
                     body=body,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import merge
 
+from agent_runtime.guard.history import Scope
 from agent_runtime.guard.prompt import HistoryGuard
 from agent_runtime.guard.repair import Mode
 from agent_runtime.ledger.reading import LedgerReader
@@ -53,7 +54,9 @@ def _outcome(
     then = str(step.facts["replay"]["verdict"])
     if step.facts.get("images"):
         return Outcome(step.id, step.session, step.prompt_tokens, then, None)
-    built = guard.build(parse_request(received(replayed, reader.path)), name, tokenizer, cache)
+    built = guard.build(
+        parse_request(received(replayed, reader.path)), Scope(name, step.facts["is_conversation"]), tokenizer, cache
+    )
     ids = built.prompt.ids
     if ids == replayed.ids:
         return Outcome(step.id, step.session, step.prompt_tokens, then, built.replay.verdict == then)

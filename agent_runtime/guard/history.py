@@ -17,6 +17,16 @@ LOOSE_START = b"\1" * len(START)
 _NOT_YET = Message("assistant")
 
 
+class Scope(NamedTuple):
+    """The client's name for a conversation, "" when it gives none; whether it is one conversation's or a person's."""
+
+    name: str
+    is_conversation: bool = True
+
+
+NAMELESS = Scope("", is_conversation=False)
+
+
 class Said(NamedTuple):
     """A message between two turns: its place in the messages received, its role and its digest."""
 
@@ -79,6 +89,7 @@ class Asking:
     """What a request says about itself: the name of its conversation, "" without one, its channel and its tools."""
 
     scope: str
+    is_conversation: bool
     start: Channel
     request: ChatRequest
 

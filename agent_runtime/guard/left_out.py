@@ -11,7 +11,7 @@ from agent_runtime.ledger.turns import KnownTurn, TurnIndex
 def chained(steps: list[Step], end: Step, asking: Asking, index: TurnIndex) -> tuple[list[Step], list[int]]:
     """Give every step its place in the conversation; put turns back that the client has dropped.
 
-    They are put back in a session that the client has named, else only told of.
+    They are put back in a conversation that the client has named, else only told of.
     """
     placed: list[Step] = []
     dropped: list[int] = []
@@ -28,7 +28,7 @@ def chained(steps: list[Step], end: Step, asking: Asking, index: TurnIndex) -> t
                 if step is end
                 else _went_on(missing, step, run[at:], index)
             )
-            if missing is None or not certain or not asking.scope:
+            if missing is None or not certain or not asking.is_conversation:
                 if certain or any(_may_go_on(turn, run[at:], index) for turn in known):
                     dropped.append(run[at].at)
                 continue

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agent_runtime.guard.fingerprint import Fingerprints, joined
-from agent_runtime.guard.history import Asking, Matched, Step, history_steps, thinking
+from agent_runtime.guard.history import Asking, Matched, Scope, Step, history_steps, thinking
 from agent_runtime.guard.left_out import chained
 from agent_runtime.guard.rejoin import rejoined
 from agent_runtime.ledger.call_ids import is_own
@@ -13,14 +13,14 @@ from k3_sglang.chat.types import ChatRequest
 _MAX_RIVALS = 64
 
 
-def match(request: ChatRequest, scope: str, index: TurnIndex, prints: Fingerprints) -> Matched:
+def match(request: ChatRequest, scope: Scope, index: TurnIndex, prints: Fingerprints) -> Matched:
     """Find the turns of a request's history among the recorded ones.
 
     Evidence, strongest first: a call id that was made here; the turn after it, generated with it in its history; the
     turn before it; the whole conversation up to it, within the client's session. Where two turns with different
     thinking fit equally well, none is taken.
     """
-    asking = Asking(scope, request.start, request)
+    asking = Asking(scope.name, scope.is_conversation, request.start, request)
     with index.lock:
         messages, indices, restored = rejoined(request.messages, index, prints)
         steps, end = history_steps(messages, indices, prints)

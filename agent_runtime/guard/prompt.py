@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from agent_runtime.engine.types import EngineImage, expanded_len
 from agent_runtime.guard.counters import ReplayCounters
 from agent_runtime.guard.fingerprint import Fingerprints, joined, tools_digest
-from agent_runtime.guard.history import LOOSE_START, Matched
+from agent_runtime.guard.history import LOOSE_START, Matched, Scope
 from agent_runtime.guard.matching import match
 from agent_runtime.guard.repair import Mode, Repaired, refused, repair
 from agent_runtime.guard.stability import Tip, Tips, extension
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class Place:
     """Where the turn that a prompt asks for will stand: all of a `KnownTurn` that is known before it is generated."""
 
-    scope: str
+    scope: Scope
     parent: KnownTurn | None
     put_back: bool
     before: bytes
@@ -68,12 +68,11 @@ class HistoryGuard:
     counters: ReplayCounters = field(default_factory=ReplayCounters)
 
     def build(
-        self, request: ChatRequest, scope: str, tokenizer: K3Tokenizer, cache: EncodeCache | None = None
+        self, request: ChatRequest, scope: Scope, tokenizer: K3Tokenizer, cache: EncodeCache | None = None
     ) -> ReplayedPrompt:
         """Check a request's history and encode it, every turn that is known by the ids it was generated as.
 
-        ``scope`` is the name the client gives its conversation, "" when it gives none. Raises ChatRequestError as
-        ``encode`` does, and HistoryNotIntact in strict mode.
+        Raises ChatRequestError as ``encode`` does, and HistoryNotIntact in strict mode.
         """
         try:
             replayed = self.look(request, scope, tokenizer, cache)
@@ -84,7 +83,7 @@ class HistoryGuard:
         return replayed
 
     def look(
-        self, request: ChatRequest, scope: str, tokenizer: K3Tokenizer, cache: EncodeCache | None = None
+        self, request: ChatRequest, scope: Scope, tokenizer: K3Tokenizer, cache: EncodeCache | None = None
     ) -> ReplayedPrompt:
         """`build` for a prompt that nothing will be generated from: it is not counted."""
         try:
@@ -129,7 +128,7 @@ class HistoryGuard:
         turn = KnownTurn(
             id=number,
             session=session,
-            scope=place.scope,
+            scope=place.scope.name,
             parent=place.parent.id if place.parent is not None else None,
             keys=TurnKeys(
                 before=place.before,
@@ -171,7 +170,7 @@ def _images(messages: Sequence[Message], parts: Sequence[EncodedPart]) -> Iterat
             yield from (piece for piece in content if isinstance(piece, ImagePart))
 
 
-def _place(matched: Matched, scope: str) -> Place:
+def _place(matched: Matched, scope: Scope) -> Place:
     loose = matched.steps[-1].loose if matched.steps else LOOSE_START
     end = matched.end
     return Place(

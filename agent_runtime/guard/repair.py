@@ -9,6 +9,7 @@ from agent_runtime.guard.fingerprint import turn_text
 from agent_runtime.guard.history import Matched, Step, thinking
 from agent_runtime.guard.verdict import Check, Reason
 from agent_runtime.ledger.turns import KnownTurn
+from k3_sglang.chat.cache_marks import longest_ttl_s
 from k3_sglang.chat.types import ChatRequest, Message, ToolCall
 
 Mode: TypeAlias = Literal["repair", "strict", "off"]
@@ -91,20 +92,27 @@ def _decide(step: Step, request: ChatRequest, known: _Thoughts) -> tuple[Check, 
 
 
 def _as_recorded(sent: Message, turn: KnownTurn) -> Message:
-    """The turn by its ids, with the call ids that the client's results answer."""
+    """The turn by its ids, with the call ids that the client's results answer and the client's marks."""
     recorded = turn.replayed
     calls = sent.tool_calls
-    if len(calls) == len(recorded.tool_calls) and all(map(_same_id, calls, recorded.tool_calls)):
+    is_plain = sent.cache_ttl_s is None and not isinstance(sent.content, tuple)
+    if is_plain and len(calls) == len(recorded.tool_calls) and all(map(_same_id, calls, recorded.tool_calls)):
         return recorded
-    return replace(recorded, tool_calls=sent.tool_calls)
+    return replace(recorded, tool_calls=calls, cache_ttl_s=_mark(sent))
+
+
+def _as_text(sent: Message, turn: KnownTurn) -> Message:
+    return replace(turn.message, tool_calls=sent.tool_calls, cache_ttl_s=_mark(sent))
+
+
+def _mark(sent: Message) -> int | None:
+    """The mark of a turn or of a part of it: all mean its end, because its ids have no parts."""
+    parts = sent.content if isinstance(sent.content, tuple) else ()
+    return longest_ttl_s((sent.cache_ttl_s, *(part.cache_ttl_s for part in parts)))
 
 
 def _same_id(first: ToolCall, second: ToolCall) -> bool:
     return first.id == second.id
-
-
-def _as_text(sent: Message, turn: KnownTurn) -> Message:
-    return replace(turn.message, tool_calls=sent.tool_calls)
 
 
 def _wrong_with(step: Step, turn: KnownTurn, known: _Thoughts) -> Reason | None:

@@ -14,8 +14,8 @@ from k3_sglang.chat.encode import EncodedPart
 from k3_sglang.chat.types import ChatRequest, ImagePart, JSONObject, Message
 
 MAX_TIPS = 256
-MAX_PARTS = 400_000
-"""Bounds of the prompts that are kept for comparison: a part costs about 100 bytes, its ids are the encoder's own."""
+MAX_TOKENS = 16_000_000
+"""Bounds of the prompts that are kept for comparison: at most 8 bytes a token, less what the encoder remembers too."""
 MAX_NAMES = 5
 
 _DAYS_AND_MONTHS = "mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
@@ -44,17 +44,17 @@ class Tips:
 
     def __init__(self) -> None:
         self._tips: OrderedDict[int, Tip] = OrderedDict()
-        self._parts = 0
+        self._tokens = 0
         self._lock = Lock()
 
     def keep(self, turn: int, tip: Tip) -> None:
         """Remember the prompt of a turn."""
         with self._lock:
             self._tips[turn] = tip
-            self._parts += len(tip.parts)
-            while len(self._tips) > 1 and (self._parts > MAX_PARTS or len(self._tips) > MAX_TIPS):
+            self._tokens += tip.tokens
+            while len(self._tips) > 1 and (self._tokens > MAX_TOKENS or len(self._tips) > MAX_TIPS):
                 _, gone = self._tips.popitem(last=False)
-                self._parts -= len(gone.parts)
+                self._tokens -= gone.tokens
 
     def find(self, turn: int) -> Tip | None:
         """The prompt a turn was generated from."""
@@ -66,7 +66,7 @@ class Tips:
 
 def extension(tip: Tip, request: ChatRequest, indices: Sequence[int], parts: Sequence[EncodedPart]) -> Extension:
     """Compare a prompt with the one it goes on from. ``indices`` are the places at which its messages were received."""
-    history = _history_len(tip)
+    history = history_parts(tip.parts)
     same = 0
     common = 0
     has_pictures = any(isinstance(message.content, tuple) for message in request.messages)
@@ -86,12 +86,12 @@ def extension(tip: Tip, request: ChatRequest, indices: Sequence[int], parts: Seq
     return Extension(False, kind, index, detail, common, tip.tokens - common)
 
 
-def _history_len(tip: Tip) -> int:
+def history_parts(parts: Sequence[EncodedPart]) -> int:
     """Parts up to the last message; then come instructions for one turn and the generation prompt."""
-    for place in range(len(tip.parts), 0, -1):
-        if tip.parts[place - 1].message is not None:
+    for place in range(len(parts), 0, -1):
+        if parts[place - 1].message is not None:
             return place
-    return len(tip.parts)
+    return len(parts)
 
 
 def _equal(old: Sequence[int], new: Sequence[int]) -> bool:
@@ -141,7 +141,7 @@ def _after_history(
     """All that preceded the turn is as it was, so it is the turn itself, or an instruction that was for it only."""
     place = parts[same].message if same < len(parts) else None
     index = None if place is None else indices[place]
-    if len(tip.parts) - _history_len(tip) > 1:
+    if len(tip.parts) - history_parts(tip.parts) > 1:
         return "one_shot", index, "tool_choice or response_format stood behind the history, for one turn"
     if place is not None and request.messages[place].role == "assistant":
         if request.messages[place].recorded_ids is None:

@@ -3,12 +3,10 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from typing import Any
 
 from agent_runtime.errors import LedgerError
 from agent_runtime.ledger.reading import LedgerReader
@@ -29,21 +27,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _sessions(options: argparse.Namespace) -> int:
-    table = Table()
-    for column in ("session", "name", "steps", "turns", "first", "last"):
-        table.add_column(column, overflow="fold")
+    print("session", "steps", "turns", "first", "last", "name", sep="\t")
     with LedgerReader(options.file) as reader:
         for session in reader.sessions():
             times = (_time(session.created_ms), _time(session.used_ms))
-            table.add_row(str(session.id), escape(session.name), str(session.steps), str(session.turns), *times)
-    Console().print(table)
+            print(session.id, session.steps, session.turns, *times, session.name, sep="\t")
     return 0
 
 
 def _show(options: argparse.Namespace) -> int:
-    table = Table()
-    for column in ("step", "time", "prompt tokens", "verdict", "prefix", "turns"):
-        table.add_column(column)
+    print("step", "time", "prompt tokens", "verdict", "prefix", "turns", sep="\t")
     with LedgerReader(options.file) as reader:
         turns: dict[int, list[str]] = {}
         for record in reader.turns(options.session):
@@ -53,12 +46,18 @@ def _show(options: argparse.Namespace) -> int:
             turns.setdefault(record.step, []).append(text)
         for step in reader.steps(options.session):
             replay = step.facts["replay"]
-            prefix = replay.get("prefix", {})
-            moved = "" if not prefix else "holds" if prefix["holds"] else f"{prefix['moved']} -{prefix['lost_tokens']}"
-            row = (str(step.id), _time(step.created_ms), str(step.prompt_tokens), replay["verdict"], moved)
-            table.add_row(*row, "; ".join(turns.get(step.id, ["none"])))
-    Console().print(table)
+            said = "; ".join(turns.get(step.id, ["none"]))
+            print(
+                step.id, _time(step.created_ms), step.prompt_tokens, replay["verdict"], _prefix(replay), said, sep="\t"
+            )
     return 0
+
+
+def _prefix(replay: Mapping[str, Any]) -> str:
+    prefix = replay.get("prefix")
+    if prefix is None:
+        return "first"
+    return "holds" if prefix["holds"] else f"{prefix['moved']}, {prefix['lost_tokens']} tokens lost"
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -38,7 +38,7 @@ class TurnRecord:
     step: int
     choice: int
     created_ms: int
-    ids: Sequence[int]
+    ids: tuple[int, ...]
     facts: Mapping[str, Any]
 
 

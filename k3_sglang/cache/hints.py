@@ -41,8 +41,8 @@ class Hints:
     boundaries: tuple[int, ...] = ()
     """Further prompt positions, in tokens, where others will go on: the end of the last stable message, a fan-out."""
     wait_s: float | None = None
-    """Seconds until the session is expected back after this turn. By default it changes nothing
-    (:attr:`~k3_sglang.cache.policy.EvictionSettings.wait_credit`)."""
+    """Seconds until the session is expected back after this turn; a minute or more counts against it
+    (:attr:`~k3_sglang.cache.chances.EvictionSettings.waits`)."""
     release: bool = False
     """The session is certainly over after this request."""
     pin_s: float = 0.0

@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from k3_sglang.cache.chances import EvictionSettings
 from k3_sglang.cache.metrics import Metrics
 from k3_sglang.cache.misses import Misses
-from k3_sglang.cache.policy import CheckpointIndex, EvictionSettings
+from k3_sglang.cache.policy import CheckpointIndex
 from k3_sglang.cache.types import Limit
 from k3_sglang.compat import (
     CacheTransferPhase,

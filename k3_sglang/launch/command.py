@@ -232,6 +232,8 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "images": resolved.why_text_only is None,
         "allow_image_files": resolved.settings.allow_image_files,
         "allow_image_hosts": resolved.settings.allow_image_hosts,
+        "guard": resolved.settings.guard,
+        "ledger": resolved.settings.ledger,
         "cache_hints": resolved.settings.cache_hints == "on",
         "cache_routes": resolved.settings.cache_routes == "on",
         "constrained_by_default": resolved.constrain,

@@ -41,6 +41,7 @@ def problems(resolved: Resolved) -> list[str]:
             images=resolved.why_text_only is None,
         ),
         *check_image_folders(resolved.settings.allow_image_files),
+        *check_ledger(resolved.settings.ledger),
         *check_port("port", resolved.settings.host, resolved.gateway_port),
         *check_port("engine_port", LOOPBACK, resolved.engine_port),
     ]
@@ -63,6 +64,16 @@ def check_image_folders(folders: Iterable[str]) -> list[str]:
         for folder in folders
         if not (Path(folder).is_absolute() and Path(folder).is_dir())
     ]
+
+
+def check_ledger(path: str | None) -> list[str]:
+    """The ledger is a file that can be written; the gateway, which starts last, would refuse another."""
+    if path is None:
+        return []
+    file = Path(path).absolute()
+    there = next(folder for folder in (file, *file.parents) if folder.exists())
+    is_writable = os.access(there, os.W_OK) and there.is_dir() is (there != file)
+    return [] if is_writable else [f"ledger names {path!r}, which is no file that can be written; name another"]
 
 
 def check_sglang() -> list[str]:

@@ -83,6 +83,12 @@ class LaunchSettings(BaseModel):
     allow_image_hosts: list[str] = Field(
         default_factory=list[str], description="hosts that http(s) images are fetched from (file only)"
     )
+    guard: Literal["repair", "strict", "off"] = Field(
+        "repair", description="histories that lost thinking: put right, refused with 409, or told of only"
+    )
+    ledger: str | None = Field(
+        None, description="file that keeps every request and answer, content included; without it memory only"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="of engine and gateway")
     log_dir: str | None = Field(None, description="folder for engine.log and gateway.log, besides the console")
     start_timeout_s: Count = Field(600, description="seconds until a server that is not ready is given up")

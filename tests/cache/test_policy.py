@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from k3_sglang.cache.chances import EvictionSettings
 from k3_sglang.cache.naming import declare_named
-from k3_sglang.cache.policy import CheckpointIndex, EvictionSettings
+from k3_sglang.cache.policy import CheckpointIndex
 from k3_sglang.cache.types import Checkpoint, Role
 
 SETTINGS = EvictionSettings()

@@ -22,10 +22,17 @@ def two_free_ports() -> tuple[int, int]:
 
 
 @pytest.fixture(scope="session")
-def stack(repository: Path) -> Iterator[Stack]:
-    """Engine and gateway with the tiny model, as `make serve` starts them."""
+def ledger_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the session's gateway keeps its ledger."""
+    return tmp_path_factory.mktemp("ledger") / "ledger.db"
+
+
+@pytest.fixture(scope="session")
+def stack(repository: Path, ledger_file: Path) -> Iterator[Stack]:
+    """Engine and gateway with the tiny model, as `make serve` starts them, and a ledger."""
     engine_port, gateway_port = two_free_ports()
-    with running(configuration(repository), engine_port, gateway_port) as started:
+    arguments = [*configuration(repository), "--ledger", str(ledger_file)]
+    with running(arguments, engine_port, gateway_port) as started:
         yield started
 
 

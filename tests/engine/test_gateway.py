@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from agent_runtime.ledger.reading import LedgerReader
 from tests.engine.stack import Engine, Stack
 from tests.gateway.bodies import WEATHER_TOOL, chat, continued, tool_results, user
 
@@ -99,6 +101,31 @@ def test_a_session_replays_exactly_and_its_cached_tokens_grow(gateway: httpx.Cli
     assert cached[1] > 0
     assert all(later > earlier for earlier, later in zip(prompts, prompts[1:], strict=False))
     assert cached[-1] > prompts[0]
+
+
+def test_a_client_that_drops_all_thinking_extends_every_prompt_all_the_same(
+    gateway: httpx.Client, ledger_file: Path
+) -> None:
+    body = chat(model=MODEL, tools=[WEATHER_TOOL], temperature=1, max_tokens=MAX_TOKENS, prompt_cache_key="dropper")
+    cached = []
+    for turn in range(8):
+        answer = ask(gateway, **body)
+        cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        replay = answer["k3"]["replay"]
+        assert replay["verdict"] in (("repaired", "exact") if turn else ("new",))
+        assert replay.get("prefix") == ({"holds": True} if turn else None)
+        called = "tool_calls" in answer["choices"][0]["message"]
+        body = continued(body, answer, *(tool_results(answer, "sunny") if called else [user("And tomorrow?")]))
+        del body["messages"][-2]["reasoning_content"]
+    assert cached == sorted(cached)
+    with LedgerReader(ledger_file) as reader:
+        (session,) = [session.id for session in reader.sessions() if session.name == "prompt_cache_key:dropper"]
+        outputs = {record.step: record.ids for record in reader.turns(session)}
+        prompts = [(step.id, reader.prompt_ids(step.id)) for step in reader.steps(session)]
+    assert len(prompts) == 8
+    for (step, before), (_, after) in zip(prompts, prompts[1:], strict=False):
+        whole = before + outputs[step]
+        assert after[: len(whole)] == whole
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from agent_runtime.gateway.app import create_app
 from agent_runtime.gateway.cache_fields import Session
 from agent_runtime.gateway.positions import MAX_MARKS, Mark, Positions, positions_of
 from agent_runtime.gateway.settings import GatewaySettings
+from agent_runtime.guard.history import NAMELESS
 from agent_runtime.guard.prompt import HistoryGuard
 from agent_runtime.ledger.turns import TurnIndex
 from k3_sglang.chat.encode import encode
@@ -56,7 +57,7 @@ def beginning(request: ChatRequest, messages: int, tokenizer: K3Tokenizer) -> tu
 
 def positions(body: dict[str, Any], tokenizer: K3Tokenizer) -> tuple[tuple[int, ...], Positions]:
     """Ids and positions of a body's prompt."""
-    built = HistoryGuard(TurnIndex(1000, 10)).look(parse_request(body), "", tokenizer)
+    built = HistoryGuard(TurnIndex(1000, 10)).look(parse_request(body), NAMELESS, tokenizer)
     return built.prompt.ids, positions_of(built.request, built.parts, built.images, tokenizer)
 
 

@@ -208,6 +208,19 @@ async def test_an_instruction_for_one_turn_is_named_as_what_moved(client: Client
     assert again["k3"]["replay"]["prefix"]["moved"] == "one_shot"
 
 
+@pytest.mark.parametrize(("name", "verdict"), [("prompt_cache_key", "repaired"), ("user", "missing")])
+async def test_a_turn_left_out_is_put_back_in_a_named_conversation_not_in_those_of_a_person(
+    client: Client, name: str, verdict: str
+) -> None:
+    """A person may have two conversations with the same opening, and only one of them has the turn."""
+    body = chat(**{name: "somebody"})
+    await client.ask(body, "my thoughts", "Hi")
+    again = await client.ask({**body, "messages": [*body["messages"], user("go on")]}, "x", "y")
+    assert again["k3"]["replay"]["turns"] == [{"index": 1, "verdict": verdict, "reason": "dropped"}]
+    text = bytes(token for token in client.prompt if token < 256)
+    assert (b"my thoughts" in text) == (verdict == "repaired")
+
+
 async def test_counts_are_published(client: Client) -> None:
     answer = await client.ask(chat(), "my thoughts", "Hi")
     await client.ask(continued(chat(), answer, user("go on")), "x", "y")

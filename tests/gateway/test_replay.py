@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_runtime.guard.history import NAMELESS
 from agent_runtime.guard.prompt import HistoryGuard
 from agent_runtime.ledger.turns import TurnIndex
 from k3_sglang.chat.encode import encode
@@ -212,10 +213,10 @@ def test_the_prompt_equals_encoding_with_the_recorded_turns_in_place(
         if not keep:
             continue
         ids = (*tokenizer.encode_text(f"recorded {index}"), END_OF_MSG)
-        before = guard.build(replace(request, messages=tuple(messages[:index])), "", tokenizer)
+        before = guard.build(replace(request, messages=tuple(messages[:index])), NAMELESS, tokenizer)
         guard.record(before, index + 1, 1, messages[index], ids, whole=True)
         messages[index] = replace(messages[index], recorded_ids=ids, recorded_start=request.start)
-    built = guard.build(request, "", tokenizer)
+    built = guard.build(request, NAMELESS, tokenizer)
     assert built.prompt == encode(replace(request, messages=tuple(messages)), tokenizer)
     assert built.replay.counts["exact"] == sum(known[: len(assistants)])
     assert len(built.replay.checks) == len(assistants)

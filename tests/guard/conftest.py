@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from agent_runtime.guard.history import Scope
 from agent_runtime.guard.prompt import HistoryGuard, ReplayedPrompt
 from agent_runtime.guard.repair import Mode
 from agent_runtime.ledger.call_ids import new_call_id
@@ -38,7 +39,7 @@ class Talk:
     def send(self, messages: list[Message] | None = None, **fields: object) -> ReplayedPrompt:
         """What the guard makes of a history, by default the true one."""
         request = ChatRequest(tuple(self.messages if messages is None else messages), self.tools)
-        return self.guard.build(replace(request, **fields), self.name, self.tokenizer)
+        return self.guard.build(replace(request, **fields), Scope(self.name, bool(self.name)), self.tokenizer)
 
     def says(
         self, reasoning: str, content: str = "", calls: tuple[ToolCall, ...] = (), *, sent: list[Message] | None = None

@@ -179,6 +179,14 @@ def test_the_gateway_learns_where_images_may_come_from_and_whether_the_engine_ta
     assert not GatewaySettings.model_validate(command.gateway_settings(upstream)).images
 
 
+def test_the_gateway_learns_what_to_keep_and_what_to_do_about_lost_thinking(checkpoint: Path, tmp_path: Path) -> None:
+    settings = GatewaySettings.model_validate(command.gateway_settings(resolved(checkpoint)))
+    assert (settings.guard, settings.ledger) == ("repair", None)
+    plan = resolved(checkpoint, guard="strict", ledger=str(tmp_path / "ledger.db"))
+    settings = GatewaySettings.model_validate(command.gateway_settings(plan))
+    assert (settings.guard, settings.ledger) == ("strict", tmp_path / "ledger.db")
+
+
 @pytest.mark.parametrize(("asked", "given"), [("auto", "float32"), ("bfloat16", "bfloat16")])
 def test_a_cpu_multiplies_float32_unless_told_otherwise(checkpoint: Path, asked: str, given: str) -> None:
     assert flags(resolved(checkpoint, dtype=asked))["dtype"] == given

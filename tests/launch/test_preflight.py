@@ -58,6 +58,16 @@ def test_an_image_folder_that_is_none_is_found_before_the_model_loads(tmp_path: 
     assert "allow_image_files names 'pictures', which is no absolute path of a folder" in problem
 
 
+def test_a_ledger_that_cannot_be_written_is_found_before_the_model_loads(tmp_path: Path) -> None:
+    assert preflight.check_ledger(None) == []
+    assert preflight.check_ledger(str(tmp_path / "new" / "ledger.db")) == []
+    (tmp_path / "file").touch()
+    assert preflight.check_ledger(str(tmp_path / "file")) == []
+    for path in (tmp_path, tmp_path / "file" / "ledger.db"):
+        (problem,) = preflight.check_ledger(str(path))
+        assert "which is no file that can be written" in problem
+
+
 def test_a_missing_or_different_sglang_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def version_of(name: str) -> str:
         assert name == "sglang"

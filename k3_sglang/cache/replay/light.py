@@ -11,9 +11,10 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from k3_sglang.cache.chances import EvictionSettings
 from k3_sglang.cache.hints import Hints
 from k3_sglang.cache.placement import PlacementSettings, Reason, Wanted, next_end
-from k3_sglang.cache.policy import CheckpointIndex, EvictionSettings
+from k3_sglang.cache.policy import CheckpointIndex
 from k3_sglang.cache.replay.budget import Budget
 from k3_sglang.cache.replay.driver import BudgetError, Served
 from k3_sglang.cache.replay.hinting import step_hints

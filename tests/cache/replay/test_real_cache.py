@@ -25,7 +25,7 @@ def run_jobs(repository: Path, jobs: Sequence[dict[str, Any]]) -> list[dict[str,
     """Results of the program, one per job."""
     done = subprocess.run(
         [sys.executable, str(PROGRAM), json.dumps({"jobs": list(jobs)})],
-        cwd=repository, capture_output=True, text=True, timeout=280, env=_environment(repository),
+        cwd=repository, capture_output=True, text=True, timeout=600, env=_environment(repository),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -101,7 +101,7 @@ def results(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return {name: [{**job, **next(answers)} for job in group] for name, group in jobs.items()}
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(650)
 
 
 def test_a_short_session_hits_where_the_engine_takes_snapshots(results: dict[str, list[dict[str, Any]]]) -> None:
