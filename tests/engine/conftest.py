@@ -107,6 +107,27 @@ def golden_engine(golden: Path, golden_dump_dir: Path) -> Iterator[Engine]:
             yield client
 
 
+CHUNK_TOKENS = 100
+"""No multiple of the grid of SGLang's cache."""
+
+
+@pytest.fixture(scope="session")
+def chunked_dump_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As ``golden_dump_dir``, for the engine below."""
+    return tmp_path_factory.mktemp("chunked") / "passes"
+
+
+@pytest.fixture(scope="session")
+def chunked_engine(golden: Path, chunked_dump_dir: Path) -> Iterator[Engine]:
+    """The golden checkpoint with SGLang's cache, which keeps states inside prefills, and prompts cut into chunks."""
+    arguments = [*golden_arguments(golden, "float32"), "--chunked-prefill-tokens", str(CHUNK_TOKENS)]
+    arguments += ["--cache", "sglang"]
+    with running(arguments, *two_free_ports(), {"K3_SGLANG_DUMP_DIR": str(chunked_dump_dir)}) as started:
+        client = Engine(started.engine_url)
+        with client.http:
+            yield client
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first test that needs a server also waits for it to start."""
     for item in items:

@@ -15,11 +15,10 @@ from k3_sglang.parity import modes
 from k3_sglang.parity.engine import ScoredEngine
 from k3_sglang.parity.golden import Golden
 from k3_sglang.parity.modes import Row
-from tests.engine.conftest import golden_arguments, two_free_ports
+from tests.engine.conftest import CHUNK_TOKENS, golden_arguments, two_free_ports
 from tests.engine.stack import Engine, running
 
 PROMPTS = ("len1", "len7", "len64", "len200")
-CHUNK_TOKENS = 100
 BF16_CHUNK_TOKENS = 64
 
 
@@ -35,26 +34,20 @@ def whole(golden_engine: Engine, data: Golden) -> ScoredEngine:
     return ScoredEngine(golden_engine.http, data.config.text.vocab_size)
 
 
-def another_engine(data: Golden, dtype: str, chunk_tokens: int, cache: str) -> Iterator[ScoredEngine]:
-    """A server of its own: the chunk size is fixed at its start."""
-    arguments = [*golden_arguments(data.directory, dtype), "--chunked-prefill-tokens", str(chunk_tokens)]
-    arguments += ["--cache", cache]
-    with running(arguments, *two_free_ports()) as stack:
-        client = Engine(stack.engine_url)
-        with client.http:
-            yield ScoredEngine(client.http, data.config.text.vocab_size)
-
-
-@pytest.fixture(scope="module")
-def chunked(data: Golden) -> Iterator[ScoredEngine]:
+@pytest.fixture
+def chunked(chunked_engine: Engine, data: Golden) -> ScoredEngine:
     """float32, SGLang's cache, prompts cut into chunks that are no multiple of its snapshot grid."""
-    yield from another_engine(data, "float32", CHUNK_TOKENS, "sglang")
+    return ScoredEngine(chunked_engine.http, data.config.text.vocab_size)
 
 
 @pytest.fixture(scope="module")
 def bf16(data: Golden) -> Iterator[ScoredEngine]:
-    """bfloat16, prompts cut into chunks of the snapshot grid."""
-    yield from another_engine(data, "bfloat16", BF16_CHUNK_TOKENS, "k3")
+    """bfloat16, prompts cut into chunks of a size of their own."""
+    arguments = [*golden_arguments(data.directory, "bfloat16"), "--chunked-prefill-tokens", str(BF16_CHUNK_TOKENS)]
+    with running(arguments, *two_free_ports()) as stack:
+        client = Engine(stack.engine_url)
+        with client.http:
+            yield ScoredEngine(client.http, data.config.text.vocab_size)
 
 
 def passed(rows: list[Row]) -> bool:
