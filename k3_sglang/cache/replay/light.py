@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from k3_sglang.cache.chances import EvictionSettings
 from k3_sglang.cache.hints import Hints
-from k3_sglang.cache.placement import PlacementSettings, Reason, Wanted, next_end
+from k3_sglang.cache.naming import declare_named
+from k3_sglang.cache.placement import PlacementSettings, Reason, Wanted, plan_chunks
 from k3_sglang.cache.policy import CheckpointIndex
 from k3_sglang.cache.replay.budget import Budget
 from k3_sglang.cache.replay.driver import BudgetError, Served
@@ -109,7 +110,7 @@ class LightCache:
         hints = Hints.from_custom_params(step_hints(step, grain) if self.hinted else None)
         req = LightRequest(step, path, prompt_len, hints, hints.session)
         hit, kv_hit = self._match(req, max(step.prompt_tokens - 1, 0) // grain)
-        ends = list(self._chunks(req, hit, kv_hit))
+        ends = self._chunks(req, hit, kv_hit)
         self.running.append(req)
         self._take_slots(req)
         req.in_tree = req.owned = req.computed = hit
@@ -126,16 +127,13 @@ class LightCache:
         req.lock = None
         self.running.remove(req)
 
-    def _chunks(self, req: LightRequest, hit: int, kv_hit: int) -> Iterator[int]:
-        longest, hints, start = self.budget.units(self.budget.chunk), req.hints, hit
-        fork = kv_hit if kv_hit > hit else 0
-        while start < req.prompt_len:
-            limit = min(start + longest, req.prompt_len)
-            wanted = hints.wanted(start, limit)
-            if start < fork < limit:
-                wanted.append(Wanted(fork, Reason.FORK))
-            start = next_end(start, limit, wanted, self.placement)[0] if wanted else limit
-            yield start
+    def _chunks(self, req: LightRequest, hit: int, kv_hit: int) -> tuple[int, ...]:
+        if hit >= req.prompt_len:
+            return ()
+        wanted = req.hints.wanted(hit, req.prompt_len)
+        if kv_hit > hit:
+            wanted.append(Wanted(kv_hit, Reason.FORK))
+        return plan_chunks(hit, req.prompt_len, self.budget.units(self.budget.chunk), wanted, self.placement).ends
 
     # --- matching -------------------------------------------------------------------------------------------------
 
@@ -145,14 +143,15 @@ class LightCache:
         best = next((node for node in reversed(nodes) if node.number in self.index), None)
         if best is not None:
             age, role = self.index.use(best.number), self.index.get(best.number).role  # type: ignore[union-attr]
-            self.index.use(best.number, req.session)
             req.reuse_age = age if role is Role.TIP else None
             node, now = best, self._now()
             while node is not None:
                 node.touched = now
                 node, now = node.parent, now - 1e-5
             self._lock(best)
-            if self.free_slots or self._evict_state():
+            has_room = bool(self.free_slots) or self._evict_state()
+            self.index.use(best.number, req.session)
+            if has_room:
                 self.free_slots -= 1
                 req.has_slot, req.lock = True, best
                 return best.depth, kv_hit
@@ -210,7 +209,7 @@ class LightCache:
             else:
                 self._add(node, req.session)
             key = node.number
-            self._declare(node, req.hints)
+            declare_named(self.index, node.number, req.hints.named)
             self._lock(node)
             self._unlock(req.lock)
             req.lock, req.in_tree = node, end
@@ -253,14 +252,6 @@ class LightCache:
                 yield below.number
             else:
                 waiting.extend(below.children.values())
-
-    def _declare(self, node: LightNode, hints: Hints) -> None:
-        named = (hints.head_len, *hints.boundaries)
-        if any(position == node.depth for position in named if position > 0):
-            if self.index.clock_s and hints.pin_s:
-                self.index.pin(node.number, self.index.clock_s + hints.pin_s)
-            else:
-                self.index.declare(node.number)
 
     def _lock(self, node: LightNode) -> None:
         self.index.set_locked(node.number, True)

@@ -6,7 +6,7 @@ Both strategies: ``extra_buffer``, which a GPU gets, and ``no_buffer``. A test c
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from k3_sglang.cache.replay.budget import Budget
@@ -90,12 +90,11 @@ class LightUpstream(LightCache):
         """Where each running request leaves KV that others computed."""
         self._all_leaves: list[tuple[float, int, LightNode]] = []
 
-    def _chunks(self, req: LightRequest, hit: int, kv_hit: int) -> Iterator[int]:
+    def _chunks(self, req: LightRequest, hit: int, kv_hit: int) -> tuple[int, ...]:
         fork = kv_hit // self.grid * self.grid
         self._fork[id(req)] = fork if fork > hit else 0
         longest = self.budget.units(self.budget.chunk)
-        ends = [*range(hit + longest, req.prompt_len, longest), req.prompt_len] if req.prompt_len > hit else []
-        yield from ends
+        return (*range(hit + longest, req.prompt_len, longest), req.prompt_len) if req.prompt_len > hit else ()
 
     def _take_slots(self, req: LightRequest) -> None:
         self._take(self.spare + (not req.has_slot))
