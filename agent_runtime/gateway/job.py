@@ -132,7 +132,7 @@ def _encode(
         sampling = without_media(sampling, gateway.tokenizer)
     hinted = settings.cache_hints and gateway.cache.active
     if hinted:
-        found = positions_of(replayed.request, replayed.parts, replayed.images, gateway.tokenizer)
+        found = positions_of(replayed, gateway.tokenizer)
         hints = cache_hints(found, replayed.prompt_tokens, session, options.cache, time.time())
         sampling = {**sampling, "custom_params": hints}
     envelope = Envelope(
@@ -175,7 +175,7 @@ def history_ids(body: dict[str, Any], headers: Mapping[str, str], gateway: Gatew
     scope = _scope(find_session(headers, None, None, None, None))
     with _refusals():
         replayed = gateway.record.guard.look(parse_request(body), scope, gateway.tokenizer, gateway.encoded)
-        end = positions_of(replayed.request, replayed.parts, replayed.images, gateway.tokenizer).history_len
+        end = positions_of(replayed, gateway.tokenizer).history_len
         return list(replayed.prompt.ids[:end])
 
 

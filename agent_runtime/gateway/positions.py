@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from agent_runtime.engine.types import EngineImage
+from agent_runtime.guard.prompt import ReplayedPrompt
 from k3_sglang.chat.encode import EncodedPart, tokens_behind
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import ChatRequest, Message
@@ -49,21 +50,18 @@ class Positions:
         return replace(self, head_len=moved(self.head_len), history_len=moved(self.history_len), marks=marks)
 
 
-def positions_of(
-    request: ChatRequest, parts: Sequence[EncodedPart], images: Sequence[EngineImage], tokenizer: K3Tokenizer
-) -> Positions:
+def positions_of(replayed: ReplayedPrompt, tokenizer: K3Tokenizer) -> Positions:
     """Positions of an encoded request, as the engine counts tokens, images expanded.
 
-    ``parts`` are those of the whole prompt: behind the last message come the instructions for one turn, then the
-    opening of the answer.
+    Behind the last message come the instructions for one turn, then the opening of the answer.
     """
+    parts = replayed.parts
     behind = next((number for number, part in enumerate(reversed(parts)) if part.message is not None), len(parts))
-    ids = [token for part in parts for token in part.ids]
     history = parts[: len(parts) - behind]
     history_len = sum(len(part.ids) for part in history)
-    marks = tuple(marks_in(request, history, tokenizer))[-MAX_MARKS:]
-    found = Positions(head_tokens(request, history), history_len, behind > 1, marks)
-    return found.expanded(ids, images, tokenizer.special.media_pad)
+    marks = tuple(marks_in(replayed.request, history, tokenizer))[-MAX_MARKS:]
+    found = Positions(head_tokens(replayed.request, history), history_len, behind > 1, marks)
+    return found.expanded(replayed.prompt.ids, replayed.images, tokenizer.special.media_pad)
 
 
 def head_tokens(part: ChatRequest, encoded: Sequence[EncodedPart]) -> int:

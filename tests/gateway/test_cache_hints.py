@@ -58,7 +58,7 @@ def beginning(request: ChatRequest, messages: int, tokenizer: K3Tokenizer) -> tu
 def positions(body: dict[str, Any], tokenizer: K3Tokenizer) -> tuple[tuple[int, ...], Positions]:
     """Ids and positions of a body's prompt."""
     built = HistoryGuard(TurnIndex(1000, 10)).look(parse_request(body), NAMELESS, tokenizer)
-    return built.prompt.ids, positions_of(built.request, built.parts, built.images, tokenizer)
+    return built.prompt.ids, positions_of(built, tokenizer)
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
