@@ -195,9 +195,10 @@ class _TurnBuilder:
         members = self._nameable(schemas.members(schema, nested=False), schemas)
         parts = [self._argument(schemas, member) for member in members]
         allowed = schemas.additional(schema) if schema else None
-        if any(len(member.name) > MAX_EXCLUDED_CHARS for member in members):
+        open_to_others = allowed is not None and (schema.get("additionalProperties") or not members)
+        if open_to_others and any(len(member.name) > MAX_EXCLUDED_CHARS for member in members):
             schemas.loosen(f"undeclared arguments beside a name of more than {MAX_EXCLUDED_CHARS} characters")
-        elif allowed is not None and (schema.get("additionalProperties") or not members):
+        elif allowed is not None and open_to_others:
             key = words_except(self._rules, [_attribute_text(m.name) for m in members], _KEY_CHARS)
             parts.append(f"{self._elements(schemas, key, allowed)}*")
         return " ".join(parts) or '""'

@@ -167,3 +167,6 @@ def test_a_very_long_name_beside_undeclared_ones_costs_no_grammar(place: str) ->
     grammar = turn_grammar(request, request.start)
     assert grammar is not None
     assert len(grammar.loosened) == 1 and "256 characters" in grammar.loosened[0]
+    schema["additionalProperties"] = False
+    exact = turn_grammar(parse_request(body), request.start)
+    assert exact is not None and exact.loosened == ()
