@@ -159,6 +159,18 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.http.close()
 
+    @classmethod
+    @contextlib.contextmanager
+    def empty(cls, url: str) -> Iterator[Self]:
+        """The engine with an empty cache; afterwards index, tree and pools agree, whatever a test did."""
+        with cls(url) as client:
+            client.flush()
+            yield client
+            client.wait_idle()
+            (checked,) = client.cache("check")
+            assert checked["problems"] == []
+            client.flush()
+
     def generate(
         self, ids: Sequence[int], max_new_tokens: int = 16, images: Sequence[str] = (), **sampling: object
     ) -> Generated:
