@@ -18,7 +18,7 @@ CPU_KV_TOKENS = 65_536
 """Without a number SGLang sizes both pools from free memory and spends half a minute zeroing them."""
 CPU_STATE_SLOTS = 128
 MIN_STATE_SLOTS = 4
-"""Slots SGLang sets aside for a running request with its own cache (five with overlapped steps; three with ours)."""
+"""Slots a running request takes with SGLang's own cache, one more with overlapped steps; three would do with ours."""
 CPU_CHUNKED_PREFILL_TOKENS = 2_048
 CPU_CUT_COST_TOKENS = 32
 GPU_CUT_COST_TOKENS = 256
@@ -108,6 +108,8 @@ def resolve(settings: LaunchSettings) -> Resolved:
     check_pages(page_size, kv_tokens, chunked_prefill_tokens)
     fitting_tokens = largest_request(kv_tokens, page_size)
     gateway_port, engine_port = resolve_ports(settings)
+    overlap = not cpu if settings.overlap == "auto" else settings.overlap == "on"
+    least_slots = MIN_STATE_SLOTS + (settings.cache == "sglang" and overlap)
     return Resolved(
         settings=settings,
         model_dir=model_dir,
@@ -122,11 +124,11 @@ def resolve(settings: LaunchSettings) -> Resolved:
         context_len=resolve_context_len(settings.context_len, config.text.max_position_embeddings, fitting_tokens),
         max_running_requests=settings.max_running_requests or (CPU_MAX_RUNNING_REQUESTS if cpu else None),
         kv_tokens=kv_tokens,
-        state_slots=resolve_state_slots(settings.state_slots, cpu),
+        state_slots=resolve_state_slots(settings.state_slots, cpu, least_slots),
         page_size=page_size,
         chunked_prefill_tokens=chunked_prefill_tokens,
         cut_cost_tokens=settings.cut_cost_tokens or (CPU_CUT_COST_TOKENS if cpu else GPU_CUT_COST_TOKENS),
-        overlap=not cpu if settings.overlap == "auto" else settings.overlap == "on",
+        overlap=overlap,
         constrain=untrained if settings.constrain == "auto" else settings.constrain == "on",
         why_text_only=text_only,
     )
@@ -228,14 +230,14 @@ def resolve_context_len(asked: int | None, model_max: int, fitting_tokens: int |
     return asked or min(model_max, fitting_tokens or model_max)
 
 
-def resolve_state_slots(asked: int | None, cpu: bool) -> int | None:
+def resolve_state_slots(asked: int | None, cpu: bool, least: int) -> int | None:
     """Size of the state pool; None leaves it to SGLang.
 
     Raises:
         SettingsError: too few slots to run a single request.
     """
-    if asked is not None and asked < MIN_STATE_SLOTS:
-        raise SettingsError(f"state_slots is {asked}; one running request alone takes up to {MIN_STATE_SLOTS}")
+    if asked is not None and asked < least:
+        raise SettingsError(f"state_slots is {asked}; one running request alone takes up to {least}")
     return asked or (CPU_STATE_SLOTS if cpu else None)
 
 

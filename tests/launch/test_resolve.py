@@ -88,6 +88,7 @@ def test_a_context_that_the_kv_pool_cannot_hold_is_refused_and_never_the_default
         ({"page_size": 64, "chunked_prefill_tokens": 100}, "chunked_prefill_tokens is 100; it must be a multiple of"),
         ({"page_size": 64, "kv_tokens": 191}, "kv_tokens is 191; it must be at least three pages, 192"),
         ({"state_slots": 3}, "state_slots is 3; one running request alone takes up to 4"),
+        ({"state_slots": 4, "cache": "sglang", "overlap": "on"}, "one running request alone takes up to 5"),
         ({"pp": 5}, "pp is 5; the model has 4 layers: ask for at most that"),
         ({"port": 4000, "engine_port": 4000}, "port and engine_port are both 4000"),
     ],
