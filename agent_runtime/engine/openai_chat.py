@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
+from urllib.parse import quote
 
 import httpx
 import openai
@@ -204,7 +205,7 @@ class ChatClient:
             "tools": list(tools) or None,
             "tool_choice": options.tool_choice,
             "response_format": options.response_format,
-            "extra_headers": {SESSION_HEADER: options.session} if options.session else None,
+            "extra_headers": {SESSION_HEADER: quote(options.session)} if options.session else None,
         }
         return {
             "model": await self._resolved_model(),

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
+from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -96,11 +97,12 @@ def find_session(
 ) -> Session | None:
     """The request's session by the first name that is given; the order is that of the arguments and of `Source`.
 
-    An empty name is none. Of names that are too long to be stored the first `MAX_NAME_CHARS` characters count.
+    `SESSION_HEADER` is percent-encoded, as it is in answers. An empty name is none. Of names that are too long to be
+    stored the first `MAX_NAME_CHARS` characters count.
     """
     named: tuple[tuple[Source, str | None], ...] = (
         ("session", fields.session if fields is not None else None),
-        ("session", headers.get(SESSION_HEADER)),
+        ("session", unquote(headers.get(SESSION_HEADER, ""))),
         ("x-session-id", headers.get(OTHER_SESSION_HEADER)),
         ("prompt_cache_key", prompt_cache_key),
         ("metadata", (metadata or {}).get(METADATA_KEY)),

@@ -79,6 +79,9 @@ async def test_the_session_name_is_sent_back_whoever_gives_it(gateway: Running) 
     url = "/v1/chat/completions"
     by_key = await gateway.client.post(url, json=chat(prompt_cache_key="a b\nü"))
     assert by_key.headers["x-k3-session"] == "a b%0A%C3%BC"
+    echoed = await gateway.client.post(url, json=chat(), headers={"x-k3-session": by_key.headers["x-k3-session"]})
+    assert echoed.headers["x-k3-session"] == "a b%0A%C3%BC"
+    assert echoed.json()["k3"]["cache"]["session"] == "session:a b\nü"
     by_header = await gateway.client.post(
         url, json=streamed(chat(prompt_cache_key="key")), headers={"x-k3-session": "header"}
     )
