@@ -7,15 +7,14 @@ without a cache, and every slot with its owner after each step. Prints one JSON 
 from __future__ import annotations
 
 import json
-import os
 import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from k3_sglang.cache.types import Skip
+from tests.cache.script import run_and_leave
 from tests.cache.tree_machine import Case, Machine
 
 
@@ -125,10 +124,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = 1
-    try:
-        code = main()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # a native library of the engine fails when Python tears down in order
+    run_and_leave(main)

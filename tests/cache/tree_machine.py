@@ -8,7 +8,6 @@ the KV of a token is the hash up to it. Whatever the cache hands out is compared
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 import traceback
@@ -38,6 +37,7 @@ from k3_sglang.cache.hints import PARAMETER
 from k3_sglang.cache.integrity import check_integrity
 from k3_sglang.cache.metrics import Metrics
 from k3_sglang.cache.placement import PlacementSettings
+from tests.cache.script import run_and_leave
 
 MODULUS = (1 << 61) - 1
 MAX_CONTEXT = 1024
@@ -382,10 +382,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = 1
-    try:
-        code = main()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # a native library of the engine fails when Python tears down in order
+    run_and_leave(main)
