@@ -16,6 +16,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def pytest_configure(config: pytest.Config) -> None:
     """A terminated run ends as an interrupted one does: fixtures stop their servers."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A shell's background jobs ignore interrupts, and so would every program that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
