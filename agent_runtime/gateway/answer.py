@@ -2,17 +2,17 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import suppress
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from agent_runtime.gateway.completion import ChoiceEnd, Failure, Item, Wire
 from agent_runtime.gateway.job import Gateway, Job
-from agent_runtime.gateway.run import ChoiceEnd, Failure, Item, NewDelta, run_choices
-from agent_runtime.gateway.wire import DONE_EVENT, KEEP_ALIVE_COMMENT, error_event
+from agent_runtime.gateway.run import run_choices
+from agent_runtime.gateway.sse import STREAM_HEADERS
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +21,12 @@ BUFFERED_ITEMS = 16
 
 
 class Answer:
-    """An ASGI response that runs the job while it is being sent."""
+    """An ASGI response that runs the job while it is being sent, in the words of a protocol."""
 
-    def __init__(self, gateway: Gateway, job: Job) -> None:
+    def __init__(self, gateway: Gateway, job: Job, wire: Wire) -> None:
         self._gateway = gateway
         self._job = job
+        self._wire = wire
         self._ends: dict[int, ChoiceEnd] = {}
         self._began_s = time.monotonic()
         self._first_item_s: float | None = None
@@ -43,7 +44,7 @@ class Answer:
                     try:
                         outcome = await respond(items, scope, receive, send)
                     except OSError as error:  # servers differ: some raise when the client is gone
-                        logger.info("completion %s: sending failed: %r", self._job.envelope.id, error)
+                        logger.info("completion %s: sending failed: %r", self._wire.id, error)
                     tasks.cancel_scope.cancel()
         finally:
             self._log(outcome)
@@ -54,63 +55,49 @@ class Answer:
         async for item in items:
             self._note(item)
             if isinstance(item, Failure):
-                await item.error.response()(scope, receive, send)
+                await self._wire.refusal(item.error)(scope, receive, send)
                 return f"error {item.error.status}"
-        ends = [self._ends[index] for index in range(self._job.n)]
-        body = self._job.envelope.completion(
-            self._job.request.start, [end.delivered for end in ends], [end.usage for end in ends]
-        )
-        await JSONResponse(body, headers=self._job.headers())(scope, receive, send)
+        body = self._wire.whole(self._all_ends())
+        await JSONResponse(body, headers=self._headers())(scope, receive, send)
         return "done"
 
     async def _send_stream(
         self, items: MemoryObjectReceiveStream[Item], scope: Scope, receive: Receive, send: Send
     ) -> str:
+        wire, keep_alive_s = self._wire, self._gateway.settings.keep_alive_s
         started = False
-        begun: set[int] = set()
-        async with aclosing(_batches(items, self._gateway.settings.keep_alive_s)) as batches:
-            async for batch in batches:
-                failure = next((item for item in batch if isinstance(item, Failure)), None)
-                if failure is not None and not started:
-                    await failure.error.response()(scope, receive, send)
-                    return f"error {failure.error.status}"
-                if not started:
-                    started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers()})
-                events = b"".join(self._event(item, begun) for item in batch) or KEEP_ALIVE_COMMENT
-                if failure is not None:
-                    await _send_body(send, events + DONE_EVENT, more=False)
-                    return f"error {failure.error.status} in mid-stream"
-                await _send_body(send, events)
-        await _send_body(send, self._last_events(), more=False)
+        silent_since_s = anyio.current_time()
+        while (batch := await _batch(items, silent_since_s + keep_alive_s)) is not None:
+            failure = next((item for item in batch if isinstance(item, Failure)), None)
+            if failure is not None and not started:
+                await wire.refusal(failure.error)(scope, receive, send)
+                return f"error {failure.error.status}"
+            events = b"".join(map(self._events, batch)) if batch else wire.keep_alive
+            if failure is not None:
+                await _send_body(send, events + wire.failure_events(failure.error), more=False)
+                return f"error {failure.error.status} in mid-stream"
+            if not events:
+                continue
+            if not started:
+                started = True
+                await send({"type": "http.response.start", "status": 200, "headers": self._stream_headers()})
+            await _send_body(send, events)
+            silent_since_s = anyio.current_time()
+        await _send_body(send, wire.last_events(self._all_ends()), more=False)
         return "done"
 
-    def _event(self, item: Item, begun: set[int]) -> bytes:
+    def _events(self, item: Item) -> bytes:
         self._note(item)
-        if isinstance(item, Failure):
-            return error_event(item.error)
-        envelope = self._job.envelope
-        head = b""
-        if item.index not in begun:
-            begun.add(item.index)
-            head = envelope.delta(item.index, {"role": "assistant", "content": ""})
-        if isinstance(item, NewDelta):
-            return head + envelope.delta(item.index, item.delta)
-        return head + envelope.end(item.index, item.delivered, item.usage)
+        return b"" if isinstance(item, Failure) else self._wire.events(item)
 
-    def _last_events(self) -> bytes:
-        if not self._job.options.include_usage:
-            return DONE_EVENT
-        usages = [self._ends[index].usage for index in range(self._job.n)]
-        return self._job.envelope.usage(usages) + DONE_EVENT
+    def _all_ends(self) -> list[ChoiceEnd]:
+        return [self._ends[index] for index in range(self._job.n)]
+
+    def _headers(self) -> dict[str, str]:
+        return {**self._job.headers(), **self._wire.headers()}
 
     def _stream_headers(self) -> list[tuple[bytes, bytes]]:
-        headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-            **self._job.headers(),
-        }
+        headers = {**STREAM_HEADERS, **self._headers()}
         return [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
 
     def _note(self, item: Item) -> None:
@@ -126,7 +113,7 @@ class Answer:
         usages = [end.usage for end in self._ends.values()]
         logger.info(
             "completion %s session=%r prompt=%d images=%d cached=%d output=%d replay=%r first_ms=%.0f total_ms=%.0f %s",
-            job.envelope.id,
+            self._wire.id,
             job.session.engine_name if job.session is not None else "",
             job.replayed.prompt_tokens,
             len(job.replayed.images),
@@ -146,19 +133,18 @@ async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> N
     scope.cancel()
 
 
-async def _batches(items: MemoryObjectReceiveStream[Item], silence_s: float) -> AsyncGenerator[list[Item], None]:
-    """What has arrived, in order; an empty list whenever nothing came for ``silence_s``."""
-    while True:
-        batch: list[Item] = []
-        with anyio.move_on_after(silence_s):
-            try:
-                batch.append(await items.receive())
-            except anyio.EndOfStream:
-                return
-        with suppress(anyio.WouldBlock, anyio.EndOfStream):
-            while True:
-                batch.append(items.receive_nowait())
-        yield batch
+async def _batch(items: MemoryObjectReceiveStream[Item], until_s: float) -> list[Item] | None:
+    """What has arrived, in order; empty when nothing came until then, None when no more comes."""
+    batch: list[Item] = []
+    with anyio.CancelScope(deadline=until_s):
+        try:
+            batch.append(await items.receive())
+        except anyio.EndOfStream:
+            return None
+    with suppress(anyio.WouldBlock, anyio.EndOfStream):
+        while True:
+            batch.append(items.receive_nowait())
+    return batch
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool = True) -> None:

@@ -21,9 +21,10 @@ from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.cache_routes import CacheRoutes
 from agent_runtime.gateway.errors import ApiError, internal_error
 from agent_runtime.gateway.images import ImageInput
-from agent_runtime.gateway.job import Gateway, prepare
+from agent_runtime.gateway.job import Asked, Gateway, prepare
 from agent_runtime.gateway.record import Record
 from agent_runtime.gateway.settings import GatewaySettings
+from agent_runtime.gateway.wire import ChatWire
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
@@ -44,7 +45,8 @@ class _Endpoints:
             body, raw = await read_json_object(request, self._gateway.settings.max_body_bytes)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return Answer(self._gateway, await prepare(body, raw, request.headers, self._gateway))
+        job = await prepare(Asked(body, raw, request.headers), self._gateway)
+        return Answer(self._gateway, job, ChatWire(job.facts, include_usage=job.options.include_usage))
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models: the model and its aliases."""

@@ -1,8 +1,8 @@
-"""One choice of a completion: output ids in, OpenAI deltas and the delivered message out; no I/O."""
+"""One choice of a completion: output ids in, deltas and the delivered message out; no I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from agent_runtime.engine.types import Finish
 from agent_runtime.gateway.stops import StopFinder
@@ -21,7 +21,6 @@ from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import Channel, Message, ToolCall
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-Delta = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,8 @@ class Delivered:
     ``message`` holds complete calls only. ``ids`` are the output ids when the turn is whole and ``message`` says
     all of it, so that it may be replayed from them; else None. ``output_ids`` are all that were generated.
     ``warnings`` are the parser's codes.
-    ``schema_problems`` says where a whole turn breaks a schema that its grammar could not hold it to.
+    ``schema_problems`` says where a whole turn breaks a schema that its grammar could not hold it to. ``stop`` is the
+    stop string that ended it.
     """
 
     message: Message
@@ -52,6 +52,7 @@ class Delivered:
     ids: tuple[int, ...] | None
     output_ids: tuple[int, ...]
     schema_problems: tuple[str, ...] = ()
+    stop: str | None = None
 
 
 class Choice:
@@ -79,13 +80,13 @@ class Choice:
             return True
         return self._parser.done and not self._parser.turn.finished
 
-    def feed(self, ids: Sequence[int]) -> list[Delta]:
+    def feed(self, ids: Sequence[int]) -> list[Event]:
         """Deltas that new output ids make visible."""
         self._ids.extend(ids)
         self._count_reasoning(ids)
         return self._deltas(self._parser.feed(ids))
 
-    def finish(self, finish: Finish | None) -> tuple[list[Delta], Delivered]:
+    def finish(self, finish: Finish | None) -> tuple[list[Event], Delivered]:
         """The last deltas and the result. ``finish`` is the engine's word, None if ``stopped`` came first."""
         cut = finish is not None and finish.type == "length"
         if self._finder.found is not None:
@@ -96,36 +97,31 @@ class Choice:
         self._show(self._finder.finish(), deltas)
         return deltas, self._delivered(cut=cut)
 
-    def _deltas(self, events: Sequence[Event]) -> list[Delta]:
+    def _deltas(self, events: Sequence[Event]) -> list[Event]:
         # A cut call must not be made to look whole: what the parser adds to close it is not delivered.
         cut = {event.index for event in events if isinstance(event, CallEnd) and not event.complete}
-        deltas: list[Delta] = []
+        deltas: list[Event] = []
         for event in events:
             if self._finder.found is not None:
                 break
             match event:
-                case ReasoningDelta(text):
-                    deltas.append({"reasoning_content": text})
                 case ContentDelta(text):
                     self._show(self._finder.feed(text), deltas)
                 case ContentBreak():
                     self._show(self._finder.finish(), deltas)
-                case CallStart(index, call_id, name):
+                case CallStart():
                     self._show(self._finder.finish(), deltas)
-                    function = {"name": name, "arguments": ""}
-                    deltas.append(
-                        {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
-                    )
-                case CallArgumentsDelta(index, text) if index not in cut:
-                    deltas.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
-                case _:
+                    deltas.append(event)
+                case CallArgumentsDelta(index) if index in cut:
                     pass
+                case ReasoningDelta() | CallArgumentsDelta() | CallEnd():
+                    deltas.append(event)
         return deltas
 
-    def _show(self, text: str, deltas: list[Delta]) -> None:
+    def _show(self, text: str, deltas: list[Event]) -> None:
         if text:
             self._content.append(text)
-            deltas.append({"content": text})
+            deltas.append(ContentDelta(text))
 
     def _count_reasoning(self, ids: Sequence[int]) -> None:
         if not self._in_reasoning:
@@ -162,6 +158,7 @@ class Choice:
             warnings=turn.warnings,
             ids=self._whole_ids() if said_all else None,
             output_ids=tuple(self._ids),
+            stop=self._finder.found,
         )
 
     def _whole_ids(self) -> tuple[int, ...] | None:

@@ -17,17 +17,18 @@ from agent_runtime.engine.types import Engine
 from agent_runtime.gateway.cache_fields import SESSION_HEADER, Session, find_session
 from agent_runtime.gateway.cache_hints import cache_hints
 from agent_runtime.gateway.cache_link import CacheLink
+from agent_runtime.gateway.completion import Facts, WireForm
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.images import Fetched, ImageInput
 from agent_runtime.gateway.options import ChatOptions, parse_options
-from agent_runtime.gateway.positions import positions_of
+from agent_runtime.gateway.positions import Mark, positions_of
 from agent_runtime.gateway.record import Record, StepNumber
 from agent_runtime.gateway.sampling import for_choice, output_budget, sampling_params, without_media
 from agent_runtime.gateway.settings import GatewaySettings
-from agent_runtime.gateway.wire import Envelope
 from agent_runtime.guard.history import NAMELESS, Scope
 from agent_runtime.guard.prompt import ReplayedPrompt
 from agent_runtime.guard.verdict import HistoryNotIntact
+from agent_runtime.ledger.signatures import new_signature
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.grammar import turn_grammar
@@ -67,7 +68,7 @@ class Job:
     replayed: ReplayedPrompt
     sampling: tuple[dict[str, Any], ...]
     rids: tuple[str, ...]
-    envelope: Envelope
+    facts: Facts
     session: Session | None
     step: StepNumber
 
@@ -84,21 +85,51 @@ class Job:
         return headers
 
 
-async def prepare(body: dict[str, Any], raw: bytes, headers: Mapping[str, str], gateway: Gateway) -> Job:
-    """Check and encode a request, once its images are there. ``raw`` is the body as received. Raises ApiError."""
-    options = _checked_options(body, gateway.settings)
-    sources = list(image_sources(body))
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: its body as a chat completion's, the bytes as they were received, their form, and the headers."""
+
+    body: dict[str, Any]
+    raw: bytes
+    headers: Mapping[str, str]
+    form: WireForm = "chat"
+
+
+async def prepare(asked: Asked, gateway: Gateway) -> Job:
+    """Check and encode a request, once its images are there. Raises ApiError."""
+    options = _checked_options(asked.body, gateway.settings)
+    sources = list(image_sources(asked.body))
     with _refusals():
         fetched = await gateway.images.fetch(sources)
-    encode = partial(_encode, body, raw, options, headers, fetched, gateway)
-    if len(raw) <= INLINE_BODY_BYTES and not sources:
+    encode = partial(_encode, asked, options, fetched, gateway)
+    if len(asked.raw) <= INLINE_BODY_BYTES and not sources:
         return encode()
     return await anyio.to_thread.run_sync(encode)
 
 
+async def prompt_tokens(asked: Asked, gateway: Gateway) -> int:
+    """Tokens of the prompt that a request would have, as `Usage` counts them; nothing is asked of the engine.
+
+    Raises ApiError.
+    """
+    require_model(asked.body.get("model"), gateway.settings)
+    with _refusals():
+        fetched = await gateway.images.fetch(list(image_sources(asked.body)))
+
+    def count() -> int:
+        fields = {key: asked.body.get(key) for key in ("prompt_cache_key", "metadata", "user")}
+        session = find_session(asked.headers, None, **fields)
+        with _refusals():
+            request = parse_request(asked.body, images=gateway.images.request_images(fetched))
+            looked = gateway.record.guard.look(request, _scope(session), gateway.tokenizer, gateway.encoded)
+        return looked.prompt_tokens
+
+    return await anyio.to_thread.run_sync(count)
+
+
 def _checked_options(body: dict[str, Any], settings: GatewaySettings) -> ChatOptions:
     options = parse_options(body)
-    _require_model(options.model, settings)
+    require_model(options.model, settings)
     if (options.n or 1) > settings.max_choices:
         raise ApiError(
             400,
@@ -109,19 +140,12 @@ def _checked_options(body: dict[str, Any], settings: GatewaySettings) -> ChatOpt
     return options
 
 
-def _encode(
-    body: dict[str, Any],
-    raw: bytes,
-    options: ChatOptions,
-    headers: Mapping[str, str],
-    fetched: Fetched,
-    gateway: Gateway,
-) -> Job:
+def _encode(asked: Asked, options: ChatOptions, fetched: Fetched, gateway: Gateway) -> Job:
     """Runs long for long histories and for images; touches no event loop."""
     settings = gateway.settings
-    session = find_session(headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
+    session = find_session(asked.headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
     with _refusals():
-        request = parse_request(body, images=gateway.images.request_images(fetched))
+        request = parse_request(asked.body, images=gateway.images.request_images(fetched))
         replayed = gateway.record.guard.build(request, _scope(session), gateway.tokenizer, gateway.encoded)
         grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
     budget = output_budget(options, settings, replayed.prompt_tokens)
@@ -130,33 +154,39 @@ def _encode(
         sampling = {**sampling, **grammar.constraint()}  # a grammar has no place for ids of images
     elif gateway.images.media is not None:
         sampling = without_media(sampling, gateway.tokenizer)
+    marks: tuple[Mark, ...] = ()
     hinted = settings.cache_hints and gateway.cache.active
     if hinted:
         found = positions_of(replayed, gateway.tokenizer)
+        marks = found.marks
         hints = cache_hints(found, replayed.prompt_tokens, session, options.cache, time.time())
         sampling = {**sampling, "custom_params": hints}
-    envelope = Envelope(
-        f"chatcmpl-{secrets.token_hex(16)}",
-        int(time.time()),
-        options.model,
-        replayed.replay,
-        grammar.loosened if grammar is not None else (),
-        session.id if session is not None else None,
-        hinted,
-    )
     choices = tuple(_for_engine(sampling, options, index) for index in range(options.n or 1))
     # Ids of equal length: the engine aborts every request whose id begins with the one named.
     rids = tuple(uuid4().hex for _ in choices)
-    asked = [{"rid": rid, "sampling_params": params} for rid, params in zip(rids, choices, strict=True)]
+    facts = Facts(
+        token=secrets.token_hex(16),
+        created=int(time.time()),
+        model=options.model,
+        start=request.start,
+        prompt_tokens=replayed.prompt_tokens,
+        replay=replayed.replay,
+        loosened=grammar.loosened if grammar is not None else (),
+        session=session.id if session is not None else None,
+        hinted=hinted,
+        marks=marks,
+        signatures=tuple(new_signature() for _ in choices),
+    )
+    engine = [{"rid": rid, "sampling_params": params} for rid, params in zip(rids, choices, strict=True)]
     return Job(
         request=request,
         options=options,
         replayed=replayed,
         sampling=choices,
         rids=rids,
-        envelope=envelope,
+        facts=facts,
         session=session,
-        step=gateway.record.step(replayed, raw, asked),
+        step=gateway.record.step(replayed, asked.raw, asked.form, engine),
     )
 
 
@@ -200,7 +230,8 @@ def _for_engine(sampling: dict[str, Any], options: ChatOptions, index: int) -> d
     return {**params, "stream_interval": COLLECT_STREAM_INTERVAL}
 
 
-def _require_model(model: str, settings: GatewaySettings) -> None:
+def require_model(model: object, settings: GatewaySettings) -> None:
+    """Raise ApiError 404 for a model that is not served here."""
     served = (settings.model, *settings.model_aliases)
     if model not in served:
         raise ApiError(

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_runtime.gateway.choice import Delivered
+from agent_runtime.gateway.completion import Usage, WireForm
 from agent_runtime.gateway.settings import GatewaySettings
-from agent_runtime.gateway.wire import Usage, usage_object
+from agent_runtime.gateway.wire import usage_object
 from agent_runtime.guard.prompt import HistoryGuard, ReplayedPrompt
 from agent_runtime.ledger.records import StepRecord, TurnRecord
 from agent_runtime.ledger.store import Ledger
@@ -53,7 +54,9 @@ class Record:
             self._writer = LedgerWriter(ledger, self.index.forget_sessions)
         self._numbers = itertools.count(first)
 
-    def step(self, replayed: ReplayedPrompt, body: bytes, engine: Sequence[Mapping[str, Any]]) -> StepNumber:
+    def step(
+        self, replayed: ReplayedPrompt, body: bytes, form: WireForm, engine: Sequence[Mapping[str, Any]]
+    ) -> StepNumber:
         """Number a request, and store it. ``engine`` says for each choice what the engine is asked beside the ids."""
         number = next(self._numbers)
         place = replayed.place
@@ -63,6 +66,8 @@ class Record:
             session = place.parent.session if place.parent is not None else number
         if self._writer is not None:
             facts: dict[str, Any] = {"replay": replayed.replay.facts(), "engine": list(engine)}
+            if form != "chat":
+                facts["form"] = form
             facts["is_conversation"] = place.scope.is_conversation
             if replayed.images:
                 facts["images"] = len(replayed.images)
@@ -82,7 +87,13 @@ class Record:
         return StepNumber(number, session)
 
     async def turn(
-        self, replayed: ReplayedPrompt, at: StepNumber, choice: int, delivered: Delivered, usage: Usage
+        self,
+        replayed: ReplayedPrompt,
+        at: StepNumber,
+        choice: int,
+        delivered: Delivered,
+        usage: Usage,
+        signature: str,
     ) -> None:
         """Keep what was generated; returns when it would survive the end of this process.
 
@@ -95,6 +106,7 @@ class Record:
             delivered.message,
             delivered.output_ids,
             whole=delivered.ids is not None,
+            signature=signature,
         )
         if self._writer is None:
             return
@@ -102,6 +114,7 @@ class Record:
             "finish": delivered.finish_reason,
             "usage": usage_object([usage]),
             "warnings": list(delivered.warnings),
+            "signature": signature,
         }
         record = TurnRecord(turn, at.step, choice, _now_ms(), delivered.output_ids, facts)
         stored = asyncio.wrap_future(self._writer.submit(record))

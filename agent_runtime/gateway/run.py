@@ -3,48 +3,21 @@
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
 from agent_runtime.errors import EngineError, EngineProtocolError
-from agent_runtime.gateway.choice import Choice, Delivered, Delta
-from agent_runtime.gateway.errors import ApiError, from_engine, internal_error
+from agent_runtime.gateway.choice import Choice, Delivered
+from agent_runtime.gateway.completion import Began, ChoiceEnd, Failure, Item, NewDelta, Usage
+from agent_runtime.gateway.errors import from_engine, internal_error
 from agent_runtime.gateway.job import Gateway, Job
-from agent_runtime.gateway.wire import Usage
 from k3_sglang.chat.contract import contract_problems
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class NewDelta:
-    """More of choice ``index``."""
-
-    index: int
-    delta: Delta
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceEnd:
-    """Choice ``index`` is over."""
-
-    index: int
-    delivered: Delivered
-    usage: Usage
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The completion failed; nothing more comes from the choice that did."""
-
-    error: ApiError
-
-
-Item: TypeAlias = NewDelta | ChoiceEnd | Failure
 
 
 async def run_choices(gateway: Gateway, job: Job, out: MemoryObjectSendStream[Item]) -> None:
@@ -60,12 +33,12 @@ async def _run_choice(gateway: Gateway, job: Job, index: int, out: MemoryObjectS
             async for item in items:
                 await out.send(item)
     except EngineError as error:
-        logger.warning("completion %s choice %d: %s", job.envelope.id, index, error)
+        logger.warning("completion %s choice %d: %s", job.facts.token, index, error)
         await out.send(Failure(from_engine(error)))
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass  # the reader has gone, and is cancelling this task
     except Exception:
-        logger.exception("completion %s choice %d failed", job.envelope.id, index)
+        logger.exception("completion %s choice %d failed", job.facts.token, index)
         await out.send(Failure(internal_error()))
 
 
@@ -74,12 +47,16 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     options = job.options
     choice = Choice(gateway.tokenizer, prompt.start, calls_allowed=job.request.tools_callable, stops=options.stops)
     rid = job.rids[index]
+    began = False
     finish, cached_tokens = None, 0
     cache: Mapping[str, Any] = {}
     async with aclosing(gateway.engine.stream(prompt.ids, job.sampling[index], rid, job.replayed.images)) as chunks:
         async for chunk in chunks:
             cached_tokens, cache = chunk.cached_tokens, chunk.cache or cache
             finish = chunk.finish
+            if not began:
+                began = True
+                yield Began(index, cached_tokens)
             try:
                 deltas = choice.feed(chunk.ids)
             except ValueError as error:
@@ -94,8 +71,8 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
     usage = Usage(
         job.replayed.prompt_tokens, cached_tokens, delivered.completion_tokens, delivered.reasoning_tokens, cache
     )
-    await gateway.record.turn(job.replayed, job.step, index, delivered, usage)
-    if job.envelope.loosened and delivered.finish_reason != "length":
+    await gateway.record.turn(job.replayed, job.step, index, delivered, usage, job.facts.signatures[index])
+    if job.facts.loosened and delivered.finish_reason != "length":
         # On a thread: it can take seconds, which every other stream would wait.
         problems = await anyio.to_thread.run_sync(_schema_problems, job, delivered)
         delivered = replace(delivered, schema_problems=problems)

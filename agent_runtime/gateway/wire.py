@@ -1,119 +1,119 @@
 """The JSON of chat completions: one message, or chunks of a stream."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agent_runtime.gateway.choice import Delivered, Delta
+from starlette.responses import Response
+
+from agent_runtime.gateway.choice import Delivered
+from agent_runtime.gateway.completion import Began, ChoiceEnd, Facts, NewDelta, Progress, Usage
 from agent_runtime.gateway.errors import ApiError
-from agent_runtime.guard.verdict import Replay
+from agent_runtime.gateway.notes import completion_notes, turn_notes
+from agent_runtime.gateway.sse import KEEP_ALIVE_COMMENT, event
+from k3_sglang.chat.events import CallArgumentsDelta, CallStart, ContentDelta, Event, ReasoningDelta
 from k3_sglang.chat.types import Channel, ToolCall
 
 DONE_EVENT = b"data: [DONE]\n\n"
-KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
-MAX_NOTES = 16
-MAX_NOTE_CHARS = 300
-"""Bounds of what an answer says about its schemas, which come from the client."""
-_LINE_ENDS = {point: f"\\u{point:04x}" for point in (0x85, 0x2028, 0x2029)}
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Token counts of one choice; ``cached_tokens`` are the prompt tokens the engine did not compute again.
+class ChatWire:
+    """OpenAI's chat completions. ``include_usage`` ends a stream with the counts."""
 
-    ``cache`` is what the engine's cache says about them: why there were not more.
-    """
+    keep_alive = KEEP_ALIVE_COMMENT
 
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    reasoning_tokens: int
-    cache: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    def __init__(self, facts: Facts, *, include_usage: bool) -> None:
+        self._facts = facts
+        self._include_usage = include_usage
+        self._begun: set[int] = set()
 
+    @property
+    def id(self) -> str:
+        """The id that every object of the completion repeats."""
+        return f"chatcmpl-{self._facts.token}"
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """What every object of one completion repeats.
+    def headers(self) -> Mapping[str, str]:
+        """None of its own."""
+        return {}
 
-    ``loosened`` names what the request's schemas demand and its grammar could not hold the model to; ``session`` is
-    how the cache's control routes name the session, ``hinted`` whether the engine's cache was told anything.
-    """
+    def events(self, item: Progress) -> bytes:
+        """The role when a choice has something to say, its deltas, and an empty delta with the reason at its end."""
+        if isinstance(item, Began):
+            return b""
+        new = delta(item.event) if isinstance(item, NewDelta) else None
+        if isinstance(item, NewDelta) and new is None:
+            return b""
+        head = b""
+        if item.index not in self._begun:
+            self._begun.add(item.index)
+            head = self._delta(item.index, {"role": "assistant", "content": ""})
+        return head + (self._end(item) if isinstance(item, ChoiceEnd) else self._delta(item.index, new or {}))
 
-    id: str
-    created: int
-    model: str
-    replay: Replay
-    loosened: tuple[str, ...] = ()
-    session: str | None = None
-    hinted: bool = False
+    def last_events(self, ends: Sequence[ChoiceEnd]) -> bytes:
+        """The counts, if asked for, and the end."""
+        if not self._include_usage:
+            return DONE_EVENT
+        return self._chunk([], usage=usage_object([end.usage for end in ends])) + DONE_EVENT
 
-    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        """One event of a stream."""
-        head = {
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.model,
-        }
-        return event({**head, "choices": choices, **more})
+    def failure_events(self, error: ApiError) -> bytes:
+        """Clients of OpenAI look for the key ``error``."""
+        return event(error.body()) + DONE_EVENT
 
-    def delta(self, index: int, delta: Delta) -> bytes:
-        """An event with new text or a piece of a call."""
-        return self.chunk([{"index": index, "delta": delta, "finish_reason": None}])
-
-    def end(self, index: int, delivered: Delivered, usage: Usage) -> bytes:
-        """The last event of one choice: an empty delta and the reason."""
-        nothing: Delta = {}
-        choice = {"index": index, "delta": nothing, "finish_reason": delivered.finish_reason, **_notes(delivered)}
-        return self.chunk([choice], k3=self._k3(usage))
-
-    def usage(self, usages: Sequence[Usage]) -> bytes:
-        """The event with the counts, after all choices."""
-        return self.chunk([], usage=usage_object(usages))
-
-    def completion(self, start: Channel, choices: Sequence[Delivered], usages: Sequence[Usage]) -> dict[str, Any]:
-        """The whole answer as one object."""
+    def whole(self, ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
+        """The answer with all choices."""
         return {
             "id": self.id,
             "object": "chat.completion",
-            "created": self.created,
-            "model": self.model,
+            "created": self._facts.created,
+            "model": self._facts.model,
             "choices": [
                 {
-                    "index": index,
-                    "message": _message(start, delivered),
-                    "finish_reason": delivered.finish_reason,
-                    **_notes(delivered),
+                    "index": end.index,
+                    "message": _message(self._facts.start, end.delivered),
+                    "finish_reason": end.delivered.finish_reason,
+                    **_notes(end.delivered),
                 }
-                for index, delivered in enumerate(choices)
+                for end in ends
             ],
-            "usage": usage_object(usages),
-            "k3": self._k3(usages[0]),
+            "usage": usage_object([end.usage for end in ends]),
+            "k3": completion_notes(self._facts, ends[0].usage),
         }
 
-    def _k3(self, usage: Usage) -> dict[str, Any]:
-        cache: dict[str, Any] = {**usage.cache, "cached_tokens": usage.cached_tokens, "hinted": self.hinted}
-        if self.session is not None:
-            cache["session"] = self.session
-        facts: dict[str, Any] = {"replay": self.replay.facts(), "cache": cache}
-        if self.loosened:
-            facts["loosened"] = [note[:MAX_NOTE_CHARS] for note in self.loosened[:MAX_NOTES]]
-        return facts
+    def refusal(self, error: ApiError) -> Response:
+        """OpenAI's envelope."""
+        return error.response()
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        head = {
+            "id": self.id,
+            "object": "chat.completion.chunk",
+            "created": self._facts.created,
+            "model": self._facts.model,
+        }
+        return event({**head, "choices": choices, **more})
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> bytes:
+        return self._chunk([{"index": index, "delta": delta, "finish_reason": None}])
+
+    def _end(self, end: ChoiceEnd) -> bytes:
+        delivered, nothing = end.delivered, dict[str, Any]()
+        choice = {"index": end.index, "delta": nothing, "finish_reason": delivered.finish_reason, **_notes(delivered)}
+        return self._chunk([choice], k3=completion_notes(self._facts, end.usage))
 
 
-def event(value: dict[str, Any]) -> bytes:
-    """One server-sent event.
-
-    Some clients end lines where Unicode does, so those characters are escaped; JSON escapes the others anyway.
-    """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
-    return f"data: {text}\n\n".encode()
-
-
-def error_event(error: ApiError) -> bytes:
-    """A failure after the stream has begun: clients of OpenAI look for the key ``error``."""
-    return event(error.body())
+def delta(event: Event) -> dict[str, Any] | None:
+    """The delta that says an event; None for what chat completions have no word for, as the end of a call."""
+    match event:
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case ContentDelta(text):
+            return {"content": text}
+        case CallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case CallArgumentsDelta(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case _:
+            return None
 
 
 def usage_object(usages: Sequence[Usage]) -> dict[str, Any]:
@@ -146,11 +146,5 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 def _notes(delivered: Delivered) -> dict[str, Any]:
     """Choice-level extension: only there when there is something to tell."""
-    notes: dict[str, Any] = {}
-    if delivered.incomplete_calls:
-        notes["incomplete_tool_calls"] = [asdict(call) for call in delivered.incomplete_calls]
-    if delivered.schema_problems:
-        notes["schema_problems"] = [note[:MAX_NOTE_CHARS] for note in delivered.schema_problems[:MAX_NOTES]]
-    if delivered.warnings:
-        notes["warnings"] = list(delivered.warnings)
+    notes = turn_notes(delivered)
     return {"k3": notes} if notes else {}

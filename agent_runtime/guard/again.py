@@ -1,9 +1,11 @@
 """Checks the histories of a ledger anew, as if they came in now: does each become the ids that it became then?"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import merge
+from typing import Any, TypeAlias
 
+from agent_runtime.errors import LedgerError
 from agent_runtime.guard.history import Scope
 from agent_runtime.guard.prompt import HistoryGuard
 from agent_runtime.guard.repair import Mode
@@ -28,12 +30,20 @@ class Outcome:
     first_difference: int | None = None
 
 
+Read: TypeAlias = Callable[[str, dict[str, Any]], dict[str, Any]]
+"""Makes a chat completion's body of one in another form, which comes first."""
+
+
 def made_again(
-    reader: LedgerReader, tokenizer: K3Tokenizer, mode: Mode = "repair", max_tokens: int = 16_000_000
+    reader: LedgerReader,
+    tokenizer: K3Tokenizer,
+    mode: Mode = "repair",
+    max_tokens: int = 16_000_000,
+    read: Read | None = None,
 ) -> Iterator[Outcome]:
     """Every step of a ledger from its body alone, with the turns that had been generated before it.
 
-    Raises LedgerError for a damaged step.
+    Raises LedgerError for a damaged step, and for one in another form when there is no ``read``.
     """
     guard = HistoryGuard(TurnIndex(max_tokens, 1_000_000), mode)
     cache = EncodeCache()
@@ -44,19 +54,29 @@ def made_again(
         if isinstance(event, TurnRecord):
             guard.index.add(event.turn)
         else:
-            yield _outcome(event, names[event.step.session], reader, guard, tokenizer, cache)
+            yield _outcome(event, names[event.step.session], reader, guard, tokenizer, cache, read)
 
 
 def _outcome(
-    replayed: Replayed, name: str, reader: LedgerReader, guard: HistoryGuard, tokenizer: K3Tokenizer, cache: EncodeCache
+    replayed: Replayed,
+    name: str,
+    reader: LedgerReader,
+    guard: HistoryGuard,
+    tokenizer: K3Tokenizer,
+    cache: EncodeCache,
+    read: Read | None,
 ) -> Outcome:
     step = replayed.step
     then = str(step.facts["replay"]["verdict"])
     if step.facts.get("images"):
         return Outcome(step.id, step.session, step.prompt_tokens, then, None)
-    built = guard.build(
-        parse_request(received(replayed, reader.path)), Scope(name, step.facts["is_conversation"]), tokenizer, cache
-    )
+    body = received(replayed, reader.path)
+    form = step.facts.get("form")
+    if form is not None:
+        if read is None:
+            raise LedgerError(f"step {step.id} of ledger {reader.path} has a body in the form {form!r}: pass `read`")
+        body = read(form, body)
+    built = guard.build(parse_request(body), Scope(name, step.facts["is_conversation"]), tokenizer, cache)
     ids = built.prompt.ids
     if ids == replayed.ids:
         return Outcome(step.id, step.session, step.prompt_tokens, then, built.replay.verdict == then)

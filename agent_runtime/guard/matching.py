@@ -16,9 +16,9 @@ _MAX_RIVALS = 64
 def match(request: ChatRequest, scope: Scope, index: TurnIndex, prints: Fingerprints) -> Matched:
     """Find the turns of a request's history among the recorded ones.
 
-    Evidence, strongest first: a call id that was made here; the turn after it, generated with it in its history; the
-    turn before it; the whole conversation up to it, within the client's session. Where two turns with different
-    thinking fit equally well, none is taken.
+    Evidence, strongest first: a signature or a call id, which were made here; the turn after it, generated with it in
+    its history; the turn before it; the whole conversation up to it, within the client's session. Where two turns with
+    different thinking fit equally well, none is taken.
     """
     asking = Asking(scope.name, scope.is_conversation, request.start, request)
     with index.lock:
@@ -27,7 +27,7 @@ def match(request: ChatRequest, scope: Scope, index: TurnIndex, prints: Fingerpr
         for step in steps:
             if step.index in restored:
                 step.turn, step.restored = restored[step.index]
-            elif step.message.tool_calls:
+            else:
                 _anchor(step, index)
         steps, dropped = chained(steps, end, asking, index)
         _settle(steps, asking, index)
@@ -36,9 +36,10 @@ def match(request: ChatRequest, scope: Scope, index: TurnIndex, prints: Fingerpr
 
 
 def _anchor(step: Step, index: TurnIndex) -> None:
-    """By the ids of its calls, which are made here and never twice."""
-    turn: KnownTurn | None = None
-    for call in step.message.tool_calls:
+    """By its signature, or else by the ids of its calls: both are made here and never twice."""
+    signature = step.message.signature
+    turn = index.by_signature(signature) if signature else None
+    for call in step.message.tool_calls if turn is None else ():
         found = index.by_call(call.id)
         if found is not None and found is not turn:
             if turn is not None:

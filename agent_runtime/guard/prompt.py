@@ -120,6 +120,7 @@ class HistoryGuard:
         output: Sequence[int],
         *,
         whole: bool,
+        signature: str = "",
     ) -> KnownTurn:
         """Keep a turn that was generated from a prompt. ``whole`` says that it may be replayed from its ids."""
         place = replayed.place
@@ -144,6 +145,7 @@ class HistoryGuard:
             ids=tuple(output) if whole else None,
             prompt_tokens=replayed.prompt_tokens,
             put_back=place.put_back,
+            signature=signature,
         )
         self.tips.keep(number, Tip(replayed.parts, replayed.request, replayed.indices, tuple(output)))
         self.index.add(turn)

@@ -210,6 +210,7 @@ def _turn_record(row: tuple[Any, ...]) -> TurnRecord:
     number, session, name, parent, keys, message, start, ids, whole, prompt_tokens, put_back = row[:11]
     step, choice, created_ms, facts = row[11:]
     output = tuple(unpacked(zlib.decompress(ids)))
+    known: dict[str, Any] = json.loads(facts)
     turn = KnownTurn(
         id=number,
         session=session,
@@ -221,5 +222,6 @@ def _turn_record(row: tuple[Any, ...]) -> TurnRecord:
         ids=output if whole else None,
         prompt_tokens=prompt_tokens,
         put_back=bool(put_back),
+        signature=known.get("signature", ""),
     )
-    return TurnRecord(turn, step, choice, created_ms, output, json.loads(facts))
+    return TurnRecord(turn, step, choice, created_ms, output, known)

@@ -40,7 +40,7 @@ CREATE TABLE turns (                 -- what was generated for one choice of a s
     whole INTEGER NOT NULL,          -- 1: may be replayed from its ids
     keys BLOB NOT NULL,              -- digests of its place, 16 bytes each
     put_back INTEGER NOT NULL,       -- 1: the client had left its parent out
-    facts TEXT NOT NULL              -- JSON: finish reason, usage, warnings
+    facts TEXT NOT NULL              -- JSON: finish reason, usage, warnings, signature
 );
 CREATE INDEX turns_by_step ON turns(step);
 CREATE TRIGGER sessions_append_only BEFORE UPDATE ON sessions BEGIN SELECT RAISE(ABORT, 'append-only'); END;

@@ -1,4 +1,4 @@
-"""The turns generated here, found by call id, by conversation and by parent: bounded, in memory."""
+"""The turns generated here, found by call id, by signature, by conversation and by parent: bounded, in memory."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -41,7 +41,8 @@ class KnownTurn:
     are the output ids, from right after the generation prompt to the end-of-message id inclusive; None for a turn
     that was cut or not delivered whole, which can only be rendered from its text. ``prompt_tokens`` are those of the
     prompt it was generated from, ``start`` is the channel that prompt had left open. ``put_back`` says that the
-    client had left out the turn before it, and it was put back.
+    client had left out the turn before it, and it was put back. ``signature`` is the opaque text that was delivered
+    with it and leads back to it.
     """
 
     id: int
@@ -54,6 +55,7 @@ class KnownTurn:
     ids: tuple[int, ...] | None
     prompt_tokens: int
     put_back: bool = False
+    signature: str = ""
 
     @cached_property
     def replayed(self) -> Message:
@@ -83,6 +85,7 @@ class TurnIndex:
         self._max_turns = max_turns
         self._turns: OrderedDict[int, KnownTurn] = OrderedDict()
         self._by_call: dict[str, int] = {}
+        self._by_signature: dict[str, int] = {}
         self._places: tuple[dict[bytes, list[int]], ...] = ({}, {}, {}, {})  # chain, loose chain, before, local
         self._children: dict[int, list[int]] = {}
         self._forgotten = ForgottenDigests()
@@ -102,6 +105,8 @@ class TurnIndex:
             for call in turn.message.tool_calls:
                 if call.id:
                     self._by_call[call.id] = turn.id if call.id not in self._by_call else _SEVERAL
+            if turn.signature:
+                self._by_signature[turn.signature] = turn.id
             for place, key in zip(self._places, _place_keys(turn), strict=True):
                 place.setdefault(key, []).append(turn.id)
             if turn.parent is not None:
@@ -116,6 +121,10 @@ class TurnIndex:
     def by_call(self, call_id: str) -> KnownTurn | None:
         """The one turn that was delivered with this call id. Ids made here are never made twice."""
         return self._turns.get(self._by_call.get(call_id, _SEVERAL))
+
+    def by_signature(self, signature: str) -> KnownTurn | None:
+        """The turn that was delivered with this signature."""
+        return self._turns.get(self._by_signature.get(signature, _SEVERAL))
 
     def by_chain(self, chain: bytes) -> Sequence[KnownTurn]:
         """The turns that end this conversation, oldest first."""
@@ -187,6 +196,8 @@ class TurnIndex:
                 numbers = [number for found in place.values() for number in found]
                 assert sorted(numbers) == sorted(self._turns), "a place names turns that are gone or misses some"
             assert set(self._by_call.values()) <= {*self._turns, _SEVERAL}, "a call id leads to a turn that is gone"
+            signed = {turn.signature: turn.id for turn in self._turns.values() if turn.signature}
+            assert signed == self._by_signature, "a signature leads to a turn that is gone or misses one"
             children = {number for found in self._children.values() for number in found}
             wanted = {turn.id for turn in self._turns.values() if turn.parent is not None}
             assert children == wanted, "children kept and turns with a parent differ"
@@ -200,6 +211,7 @@ class TurnIndex:
         for call in turn.message.tool_calls:
             if self._by_call.get(call.id) == number:
                 del self._by_call[call.id]
+        self._by_signature.pop(turn.signature, None)
         for place, key in zip(self._places, _place_keys(turn), strict=True):
             _drop(place, key, number)
         self.mark_forgotten(turn.keys)

@@ -30,6 +30,9 @@ from k3_sglang.chat.types import (
     ToolCall,
 )
 
+SIGNATURE = "k3_signature"
+"""Key of an assistant message that names the recorded turn it is; other protocols have fields for it."""
+
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # A hint; it changes nothing about the prompt.
 _HINT_KEYS = frozenset((MARK,))
@@ -89,6 +92,7 @@ class MessageParser:
             name=_name(value, role, param),
             tools=tools or None,
             cache_ttl_s=longest_ttl_s((tools_ttl_s, self._ttl_s(value, param))),
+            signature=optional_text(value, SIGNATURE, param) if assistant and self._strict else None,
         )
 
     def finish(self) -> None:

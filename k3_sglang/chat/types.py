@@ -72,8 +72,9 @@ class Message:
     in place (system messages only). `recorded_ids` are the ids the model generated for this assistant turn,
     from right after the generation prompt to `<|end_of_msg|>` inclusive; they replace the rendered turn.
     `recorded_start` is the channel the generation prompt of that turn had left open. `cache_ttl_s` is set where the
-    client marked the end of this message as one to go on from (`cache_control`): seconds to keep it. It is no part of
-    the conversation, so messages that differ in it only are equal.
+    client marked the end of this message as one to go on from (`cache_control`): seconds to keep it. `signature` is
+    opaque text that names the recorded turn an assistant message is. These two are no part of the conversation, so
+    messages that differ in them only are equal.
     """
 
     role: Role
@@ -86,6 +87,7 @@ class Message:
     recorded_ids: tuple[int, ...] | None = None
     recorded_start: Channel = "think"
     cache_ttl_s: int | None = field(default=None, compare=False)
+    signature: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
