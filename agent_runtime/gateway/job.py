@@ -2,11 +2,11 @@
 
 import secrets
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -37,6 +37,9 @@ from k3_sglang.chat.request_messages import image_sources
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import ChatRequest
 
+if TYPE_CHECKING:
+    from agent_runtime.gateway.run import Item
+
 INLINE_BODY_BYTES = 32 * 1024
 """Larger requests, and all with images, are encoded on a thread, so that one does not hold up every stream."""
 
@@ -47,11 +50,24 @@ class Gateway:
 
     settings: GatewaySettings
     engine: Engine
-    tokenizer: K3Tokenizer
+    vocabulary: K3Tokenizer | None
     record: Record
     images: ImageInput
     encoded: EncodeCache
     cache: CacheLink
+    foreign: "Foreign | None" = None
+
+    @property
+    def tokenizer(self) -> K3Tokenizer:
+        """The vocabulary. Raises ApiError before a server whose tokens this gateway does not know."""
+        if self.vocabulary is None:
+            raise ApiError(
+                501,
+                "This gateway stands before another server and has no vocabulary; tokenizer_dir gives it one.",
+                code="no_vocabulary",
+                type="server_error",
+            )
+        return self.vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +100,28 @@ class Job:
         return headers
 
 
+class Foreign(Protocol):
+    """Another server in the place of engine and encoder."""
+
+    def encode(
+        self, body: dict[str, Any], raw: bytes, options: ChatOptions, headers: Mapping[str, str], gateway: Gateway
+    ) -> Job:
+        """Check a request and write it as the server gets it. Raises ApiError; may run long."""
+        ...
+
+    def items(self, gateway: Gateway, job: Job, index: int) -> "AsyncGenerator[Item, None]":
+        """One choice: its deltas and its end. Raises ApiError."""
+        ...
+
+
 async def prepare(body: dict[str, Any], raw: bytes, headers: Mapping[str, str], gateway: Gateway) -> Job:
     """Check and encode a request, once its images are there. ``raw`` is the body as received. Raises ApiError."""
     options = _checked_options(body, gateway.settings)
+    if gateway.foreign is not None:
+        write = partial(gateway.foreign.encode, body, raw, options, headers, gateway)
+        return write() if len(raw) <= INLINE_BODY_BYTES else await anyio.to_thread.run_sync(write)
     sources = list(image_sources(body))
-    with _refusals():
+    with refusals():
         fetched = await gateway.images.fetch(sources)
     encode = partial(_encode, body, raw, options, headers, fetched, gateway)
     if len(raw) <= INLINE_BODY_BYTES and not sources:
@@ -120,9 +153,9 @@ def _encode(
     """Runs long for long histories and for images; touches no event loop."""
     settings = gateway.settings
     session = find_session(headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
-    with _refusals():
+    with refusals():
         request = parse_request(body, images=gateway.images.request_images(fetched))
-        replayed = gateway.record.guard.build(request, _scope(session), gateway.tokenizer, gateway.encoded)
+        replayed = gateway.record.guard.build(request, scope_of(session), gateway.tokenizer, gateway.encoded)
         grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
     budget = output_budget(options, settings, replayed.prompt_tokens)
     sampling = sampling_params(options, settings, gateway.tokenizer, budget)
@@ -160,7 +193,7 @@ def _encode(
     )
 
 
-def _scope(session: Session | None) -> Scope:
+def scope_of(session: Session | None) -> Scope:
     """The session as the guard knows it."""
     if session is None:
         return NAMELESS
@@ -172,15 +205,15 @@ def history_ids(body: dict[str, Any], headers: Mapping[str, str], gateway: Gatew
 
     Without what is for one turn only. The session is named by a header. Raises ApiError; runs long.
     """
-    scope = _scope(find_session(headers, None, None, None, None))
-    with _refusals():
+    scope = scope_of(find_session(headers, None, None, None, None))
+    with refusals():
         replayed = gateway.record.guard.look(parse_request(body), scope, gateway.tokenizer, gateway.encoded)
         end = positions_of(replayed, gateway.tokenizer).history_len
         return list(replayed.prompt.ids[:end])
 
 
 @contextmanager
-def _refusals() -> Generator[None, None, None]:
+def refusals() -> Generator[None, None, None]:
     """What the chat format or the guard refuses becomes the answer to the client."""
     try:
         yield

@@ -56,9 +56,13 @@ async def run_choices(gateway: Gateway, job: Job, out: MemoryObjectSendStream[It
 
 async def _run_choice(gateway: Gateway, job: Job, index: int, out: MemoryObjectSendStream[Item]) -> None:
     try:
-        async with aclosing(_items(gateway, job, index)) as items:
+        made = _items if gateway.foreign is None else gateway.foreign.items
+        async with aclosing(made(gateway, job, index)) as items:
             async for item in items:
                 await out.send(item)
+    except ApiError as error:
+        logger.warning("completion %s choice %d: %s", job.envelope.id, index, error)
+        await out.send(Failure(error))
     except EngineError as error:
         logger.warning("completion %s choice %d: %s", job.envelope.id, index, error)
         await out.send(Failure(from_engine(error)))
