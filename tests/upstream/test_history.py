@@ -171,12 +171,13 @@ async def test_a_restart_forgets_nothing_and_the_ledger_makes_every_request_agai
     assert [m.get("reasoning") for m in endpoint.requests[2]["messages"]] == [
         None, "I should look.", None, "second thoughts", None,
     ]  # fmt: skip
-    with LedgerReader(ledger) as reader:
+    copied = ledger.with_name("copied.db")
+    with LedgerReader(copied) as reader:
         made = list(sent_again(reader))
         assert reader.check() == []
     assert [step.same for step in made] == [True] * 3
     assert [json.loads(step.bodies[0]) for step in made] == endpoint.requests
-    assert main(["replay", str(ledger)]) == 0
+    assert main(["replay", str(copied)]) == 0
     assert [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()] == endpoint.requests
 
 
