@@ -125,7 +125,8 @@ async def test_the_key_comes_from_a_variable_or_a_file(monkeypatch: pytest.Monke
         ForeignServer(settings_for("http://127.0.0.1:9/v1", upstream_key_file=file))
     file.write_text("from-file\n", "utf-8")
     monkeypatch.setenv("UPSTREAM_TEST_KEY", "from-env")
-    for more in ({"upstream_key_env": "UPSTREAM_TEST_KEY"}, {"upstream_key_file": file}, {}):
+    cases: list[dict[str, Any]] = [{"upstream_key_env": "UPSTREAM_TEST_KEY"}, {"upstream_key_file": file}, {}]
+    for more in cases:
         async with scripted(says("Hi"), **more) as (endpoint, client):
             await ask(client, chat())
         expected = {"upstream_key_env": "Bearer from-env", "upstream_key_file": "Bearer from-file"}
@@ -152,4 +153,4 @@ def test_every_profile_is_listed_in_the_documentation(repository: Path) -> None:
     page = (repository / "docs" / "upstreams.md").read_text("utf-8")
     for name in NAMES:
         assert f"`{name}`" in page
-        assert f"`{PROFILES[name].thinking_field}`" in page  # type: ignore[index]
+        assert f"`{PROFILES[name].thinking_field}`" in page

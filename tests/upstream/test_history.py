@@ -1,4 +1,4 @@
-"""Before another server: what a client loses of a history goes back to the server as it came, and its verdict is told."""
+"""Before another server: what a client loses of a history goes back as it came, and the verdict is told."""
 
 import copy
 import json
