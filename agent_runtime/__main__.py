@@ -14,7 +14,7 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     made = argparse.ArgumentParser(prog="python -m agent_runtime", description=(__doc__ or "").partition(": ")[2])
     commands = made.add_subparsers(required=True, metavar="command")
-    command = commands.add_parser("serve", help="an agent behind HTTP")
+    command = commands.add_parser("serve", help="an agent, or the gateway before another K3 server, behind HTTP")
     serve.add_arguments(command)
     command.set_defaults(run=serve.run)
     command = commands.add_parser("chat", help="an agent in the terminal")

@@ -1,11 +1,11 @@
-"""`serve`: an agent with file and shell tools behind HTTP."""
+"""`serve`: an agent with file and shell tools behind HTTP, or the gateway before another K3 server."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 
-from agent_runtime.command import agents
+from agent_runtime.command import agents, upstream
 from agent_runtime.engine.openai_chat import ChatClient
 from agent_runtime.limits import Limits
 from agent_runtime.tools.server import AgentServer, ServerOptions
@@ -16,10 +16,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     agents.add_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="(%(default)s); there is no authentication")
     parser.add_argument("--port", type=int, default=8000, help="(%(default)s)")
+    upstream.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted. Raises ChatError when the endpoint cannot be asked for its window."""
+    if options.upstream is not None:
+        return upstream.run(options)
     registry = agents.registry(options, None, None)
     window = options.window or asyncio.run(_window(options))
     chosen = ServerOptions(

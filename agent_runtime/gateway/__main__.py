@@ -8,10 +8,12 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from starlette.applications import Starlette
 
 from agent_runtime.engine.sglang import SGLangEngine
 from agent_runtime.errors import LedgerError, SettingsError
 from agent_runtime.gateway.app import create_app
+from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.errors import VocabularyError
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -24,12 +26,27 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         settings = GatewaySettings.from_file(options.settings)
-        tokenizer = K3Tokenizer.from_dir(settings.tokenizer_dir)
-        app = create_app(settings, _engine(settings), tokenizer)
+        app = app_of(settings)
     except (SettingsError, LedgerError, VocabularyError) as error:
         print(f"gateway: {error}", file=sys.stderr)
         return USAGE_ERROR
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    serve(app, settings, options.log_level)
+    return 0
+
+
+def app_of(settings: GatewaySettings) -> Starlette:
+    """The application. Raises SettingsError, LedgerError or VocabularyError when it cannot be made."""
+    folder = settings.tokenizer_dir
+    tokenizer = None if folder is None else K3Tokenizer.from_dir(folder)
+    if settings.upstream == "openai":
+        foreign = ForeignServer(settings)
+        return create_app(settings, foreign.engine(), tokenizer, foreign)
+    return create_app(settings, _engine(settings), tokenizer)
+
+
+def serve(app: Starlette, settings: GatewaySettings, log_level: str) -> None:
+    """Serve until SIGTERM or SIGINT, then end the process with 0."""
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config = uvicorn.Config(
         app,
@@ -45,7 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit)
     uvicorn.Server(config).run()
-    return 0
 
 
 def _engine(settings: GatewaySettings) -> SGLangEngine:
@@ -63,7 +79,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m agent_runtime.gateway",
-        description="OpenAI-compatible server for Kimi K3 in front of an SGLang engine's /generate.",
+        description="OpenAI-compatible server for Kimi K3, before an SGLang engine's /generate or another K3 server.",
         epilog="Keys of the settings file: " + ", ".join(GatewaySettings.model_fields) + ".",
     )
     parser.add_argument("--settings", type=Path, required=True, metavar="FILE.json", help="settings as JSON")

@@ -20,6 +20,7 @@ from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.cache_routes import CacheRoutes
 from agent_runtime.gateway.errors import ApiError, internal_error
+from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Asked, Gateway, prepare
 from agent_runtime.gateway.record import Record
@@ -90,16 +91,20 @@ class _Endpoints:
         return JSONResponse({"status": status}, status_code=200 if healthy else 503)
 
 
-def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer) -> Starlette:
-    """The application. It owns ``engine`` from here on and closes it when the server shuts down.
+def create_app(
+    settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer | None, foreign: ForeignServer | None = None
+) -> Starlette:
+    """The application; before another server ``foreign`` speaks to it, and ``engine`` stands for it.
+
+    It owns ``engine`` from here on and closes it when the server shuts down.
 
     Raises SettingsError when the settings about images cannot be used, LedgerError when the ledger cannot.
     """
     images = ImageInput(settings)
-    record = Record(settings)
+    record = Record(settings) if foreign is None else Record(settings, foreign.make_guard)
     encoded = EncodeCache(settings.encoded_tokens)
     cache = CacheLink(engine)
-    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache)
+    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, foreign)
     endpoints = _Endpoints(gateway)
 
     @asynccontextmanager

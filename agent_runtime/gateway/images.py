@@ -187,7 +187,7 @@ class RequestImages:
 def _media_config(settings: GatewaySettings) -> tuple[MediaConfig | None, str]:
     """How the checkpoint wants images, or None and why it takes none. Raises SettingsError for files that are wrong."""
     folder = settings.tokenizer_dir
-    if not settings.images:
+    if folder is None or not settings.images:
         return None, "the engine behind this server was started without images"
     try:
         config: Any = json.loads((folder / "config.json").read_text("utf-8"))

@@ -2,11 +2,11 @@
 
 import secrets
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -17,7 +17,7 @@ from agent_runtime.engine.types import Engine
 from agent_runtime.gateway.cache_fields import SESSION_HEADER, Session, find_session
 from agent_runtime.gateway.cache_hints import cache_hints
 from agent_runtime.gateway.cache_link import CacheLink
-from agent_runtime.gateway.completion import Facts, WireForm
+from agent_runtime.gateway.completion import Facts, Progress, WireForm
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.images import Fetched, ImageInput
 from agent_runtime.gateway.options import ChatOptions, parse_options
@@ -48,11 +48,24 @@ class Gateway:
 
     settings: GatewaySettings
     engine: Engine
-    tokenizer: K3Tokenizer
+    vocabulary: K3Tokenizer | None
     record: Record
     images: ImageInput
     encoded: EncodeCache
     cache: CacheLink
+    foreign: "Foreign | None" = None
+
+    @property
+    def tokenizer(self) -> K3Tokenizer:
+        """The vocabulary. Raises ApiError before a server whose tokens this gateway does not know."""
+        if self.vocabulary is None:
+            raise ApiError(
+                501,
+                "This gateway stands before another server and has no vocabulary; tokenizer_dir gives it one.",
+                code="no_vocabulary",
+                type="server_error",
+            )
+        return self.vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +108,26 @@ class Asked:
     form: WireForm = "chat"
 
 
+class Foreign(Protocol):
+    """Another server in the place of engine and encoder."""
+
+    def encode(self, asked: Asked, options: ChatOptions, gateway: Gateway) -> Job:
+        """Check a request and write it as the server gets it. Raises ApiError; may run long."""
+        ...
+
+    def items(self, gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Progress, None]:
+        """One choice: its deltas and its end. Raises ApiError."""
+        ...
+
+
 async def prepare(asked: Asked, gateway: Gateway) -> Job:
     """Check and encode a request, once its images are there. Raises ApiError."""
     options = _checked_options(asked.body, gateway.settings)
+    if gateway.foreign is not None:
+        write = partial(gateway.foreign.encode, asked, options, gateway)
+        return write() if len(asked.raw) <= INLINE_BODY_BYTES else await anyio.to_thread.run_sync(write)
     sources = list(image_sources(asked.body))
-    with _refusals():
+    with refusals():
         fetched = await gateway.images.fetch(sources)
     encode = partial(_encode, asked, options, fetched, gateway)
     if len(asked.raw) <= INLINE_BODY_BYTES and not sources:
@@ -113,15 +141,15 @@ async def prompt_tokens(asked: Asked, gateway: Gateway) -> int:
     Raises ApiError.
     """
     require_model(asked.body.get("model"), gateway.settings)
-    with _refusals():
+    with refusals():
         fetched = await gateway.images.fetch(list(image_sources(asked.body)))
 
     def count() -> int:
         fields = {key: asked.body.get(key) for key in ("prompt_cache_key", "metadata", "user")}
         session = find_session(asked.headers, None, **fields)
-        with _refusals():
+        with refusals():
             request = parse_request(asked.body, images=gateway.images.request_images(fetched))
-            looked = gateway.record.guard.look(request, _scope(session), gateway.tokenizer, gateway.encoded)
+            looked = gateway.record.guard.look(request, scope_of(session), gateway.tokenizer, gateway.encoded)
         return looked.prompt_tokens
 
     return await anyio.to_thread.run_sync(count)
@@ -144,9 +172,9 @@ def _encode(asked: Asked, options: ChatOptions, fetched: Fetched, gateway: Gatew
     """Runs long for long histories and for images; touches no event loop."""
     settings = gateway.settings
     session = find_session(asked.headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
-    with _refusals():
+    with refusals():
         request = parse_request(asked.body, images=gateway.images.request_images(fetched))
-        replayed = gateway.record.guard.build(request, _scope(session), gateway.tokenizer, gateway.encoded)
+        replayed = gateway.record.guard.build(request, scope_of(session), gateway.tokenizer, gateway.encoded)
         grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
     budget = output_budget(options, settings, replayed.prompt_tokens)
     sampling = sampling_params(options, settings, gateway.tokenizer, budget)
@@ -190,7 +218,7 @@ def _encode(asked: Asked, options: ChatOptions, fetched: Fetched, gateway: Gatew
     )
 
 
-def _scope(session: Session | None) -> Scope:
+def scope_of(session: Session | None) -> Scope:
     """The session as the guard knows it."""
     if session is None:
         return NAMELESS
@@ -202,15 +230,15 @@ def history_ids(body: dict[str, Any], headers: Mapping[str, str], gateway: Gatew
 
     Without what is for one turn only. The session is named by a header. Raises ApiError; runs long.
     """
-    scope = _scope(find_session(headers, None, None, None, None))
-    with _refusals():
+    scope = scope_of(find_session(headers, None, None, None, None))
+    with refusals():
         replayed = gateway.record.guard.look(parse_request(body), scope, gateway.tokenizer, gateway.encoded)
         end = positions_of(replayed, gateway.tokenizer).history_len
         return list(replayed.prompt.ids[:end])
 
 
 @contextmanager
-def _refusals() -> Generator[None, None, None]:
+def refusals() -> Generator[None, None, None]:
     """What the chat format or the guard refuses becomes the answer to the client."""
     try:
         yield

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from agent_runtime.gateway.completion import Usage, WireForm
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import usage_object
 from agent_runtime.guard.prompt import HistoryGuard, ReplayedPrompt
+from agent_runtime.guard.repair import Mode
 from agent_runtime.ledger.records import StepRecord, TurnRecord
 from agent_runtime.ledger.store import Ledger
 from agent_runtime.ledger.turns import TurnIndex
@@ -37,9 +38,11 @@ class Record:
     Raises LedgerError when the settings name a ledger that cannot be used.
     """
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(
+        self, settings: GatewaySettings, make_guard: Callable[[TurnIndex, Mode], HistoryGuard] = HistoryGuard
+    ) -> None:
         self.index = TurnIndex(settings.recorded_tokens, settings.recorded_turns)
-        self.guard = HistoryGuard(self.index, settings.guard)
+        self.guard = make_guard(self.index, settings.guard)
         self._writer: LedgerWriter | None = None
         first = 1
         if settings.ledger is not None:
@@ -55,9 +58,16 @@ class Record:
         self._numbers = itertools.count(first)
 
     def step(
-        self, replayed: ReplayedPrompt, body: bytes, form: WireForm, engine: Sequence[Mapping[str, Any]]
+        self,
+        replayed: ReplayedPrompt,
+        body: bytes,
+        form: WireForm,
+        engine: Sequence[Mapping[str, Any]],
+        upstream: Mapping[str, Any] | None = None,
     ) -> StepNumber:
-        """Number a request, and store it. ``engine`` says for each choice what the engine is asked beside the ids."""
+        """Number a request, and store it. ``engine`` says for each choice what the engine is asked beside the ids;
+        ``upstream`` what another server is asked beside the messages.
+        """
         number = next(self._numbers)
         place = replayed.place
         if place.scope.name:
@@ -69,6 +79,8 @@ class Record:
             if form != "chat":
                 facts["form"] = form
             facts["is_conversation"] = place.scope.is_conversation
+            if upstream is not None:
+                facts["upstream"] = upstream
             if replayed.images:
                 facts["images"] = len(replayed.images)
             self._writer.submit(

@@ -13,7 +13,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from agent_runtime.errors import EngineError, EngineProtocolError
 from agent_runtime.gateway.choice import Choice, Delivered
 from agent_runtime.gateway.completion import Began, ChoiceEnd, Failure, Item, NewDelta, Usage
-from agent_runtime.gateway.errors import from_engine, internal_error
+from agent_runtime.gateway.errors import ApiError, from_engine, internal_error
 from agent_runtime.gateway.job import Gateway, Job
 from k3_sglang.chat.contract import contract_problems
 
@@ -29,9 +29,13 @@ async def run_choices(gateway: Gateway, job: Job, out: MemoryObjectSendStream[It
 
 async def _run_choice(gateway: Gateway, job: Job, index: int, out: MemoryObjectSendStream[Item]) -> None:
     try:
-        async with aclosing(_items(gateway, job, index)) as items:
+        made = _items if gateway.foreign is None else gateway.foreign.items
+        async with aclosing(made(gateway, job, index)) as items:
             async for item in items:
                 await out.send(item)
+    except ApiError as error:
+        logger.warning("completion %s choice %d: %s", job.facts.token, index, error)
+        await out.send(Failure(error))
     except EngineError as error:
         logger.warning("completion %s choice %d: %s", job.facts.token, index, error)
         await out.send(Failure(from_engine(error)))

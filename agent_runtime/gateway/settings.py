@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agent_runtime.errors import SettingsError
+from agent_runtime.upstream.profiles import ProfileName
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -24,8 +25,9 @@ class GatewaySettings(BaseModel):
     """Name the model is served under; requests must use it or an alias."""
     model_aliases: tuple[str, ...] = ()
     engine_url: str = "http://127.0.0.1:30000"
-    tokenizer_dir: Path
-    """Folder with ``tiktoken.model`` (and ``tokenizer_config.json`` when its ids differ from the release's)."""
+    tokenizer_dir: Path | None = None
+    """Needed before an engine; before another server it is what counts tokens.
+    Folder with ``tiktoken.model`` (and ``tokenizer_config.json`` when its ids differ from the release's)."""
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
 
@@ -70,6 +72,19 @@ class GatewaySettings(BaseModel):
     shutdown_grace_s: Count = 10
     """Whole seconds running requests may go on after SIGTERM or SIGINT before they are aborted."""
 
+    upstream: Literal["engine", "openai"] = "engine"
+    """What answers: a token engine at ``engine_url``, or another server of K3 at ``upstream_url``, message-exact."""
+    upstream_url: Annotated[str, Field(pattern=r"^https?://[^/?#\s]+[^?#\s]*$")] | None = None
+    """Base URL of that server, ``/v1`` included."""
+    upstream_profile: ProfileName = "generic"
+    """Which server it is: what it takes and how it spells it (docs/upstreams.md)."""
+    upstream_model: Annotated[str, Field(min_length=1)] | None = None
+    """The model's name there; the served name when left out."""
+    upstream_key_env: str | None = None
+    """Environment variable with the key for that server."""
+    upstream_key_file: Path | None = None
+    """File with that key."""
+
     guard: Literal["repair", "strict", "off"] = "repair"
     """What is done about turns that do not come back as they were generated: put right, refused with 409, or told
     only."""
@@ -84,6 +99,23 @@ class GatewaySettings(BaseModel):
     """Days after its last use that a session is deleted from the ledger."""
     encoded_tokens: Count = 4_000_000
     """Prompt tokens of messages kept so that a history is not tokenised again: about 15 bytes each, text included."""
+
+    @model_validator(mode="after")
+    def _backend_is_complete(self) -> "GatewaySettings":
+        if self.upstream == "engine":
+            given = sorted(name for name in self.model_fields_set if name.startswith("upstream_"))
+            if given:
+                raise ValueError(f"{given[0]} is set and upstream is 'engine'; set upstream to 'openai' or remove it")
+            if self.tokenizer_dir is None:
+                raise ValueError("tokenizer_dir is needed before an engine")
+            return self
+        if self.upstream_url is None:
+            raise ValueError("upstream is 'openai' and upstream_url is not set; give the base URL, /v1 included")
+        if self.upstream_key_env is not None and self.upstream_key_file is not None:
+            raise ValueError("upstream_key_env and upstream_key_file are both set; keep one")
+        if self.constrained_by_default or self.seeded_sampling:
+            raise ValueError("constrained_by_default and seeded_sampling are settings of an engine, not of an upstream")
+        return self
 
     @classmethod
     def from_file(cls, path: Path) -> "GatewaySettings":

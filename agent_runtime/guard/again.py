@@ -20,7 +20,8 @@ from k3_sglang.chat.tokenizer import K3Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A step made again. ``same`` is None for one with images, whose sizes are not on record."""
+    """A step made again. ``same`` is None for one with images, whose sizes are not on record, and for one that went to
+    another server, which got no ids (`upstream.again` makes those)."""
 
     step: int
     session: int
@@ -68,7 +69,7 @@ def _outcome(
 ) -> Outcome:
     step = replayed.step
     then = str(step.facts["replay"]["verdict"])
-    if step.facts.get("images"):
+    if step.facts.get("images") or "upstream" in step.facts:
         return Outcome(step.id, step.session, step.prompt_tokens, then, None)
     body = received(replayed, reader.path)
     form = step.facts.get("form")

@@ -108,7 +108,7 @@ class HistoryGuard:
             final,
             repaired.indices,
             tuple(parts),
-            _place(matched, scope),
+            place_of(matched, scope),
         )
 
     def record(
@@ -142,7 +142,7 @@ class HistoryGuard:
             ),
             message=message,
             start=replayed.prompt.start,
-            ids=tuple(output) if whole else None,
+            ids=self._replayable(output) if whole else None,
             prompt_tokens=replayed.prompt_tokens,
             put_back=place.put_back,
             signature=signature,
@@ -150,6 +150,10 @@ class HistoryGuard:
         self.tips.keep(number, Tip(replayed.parts, replayed.request, replayed.indices, tuple(output)))
         self.index.add(turn)
         return turn
+
+    def _replayable(self, output: Sequence[int]) -> tuple[int, ...]:
+        """The ids that a whole turn is replayed by."""
+        return tuple(output)
 
     def _extension(
         self, matched: Matched, repaired: Repaired, final: ChatRequest, parts: Sequence[EncodedPart]
@@ -172,7 +176,8 @@ def _images(messages: Sequence[Message], parts: Sequence[EncodedPart]) -> Iterat
             yield from (piece for piece in content if isinstance(piece, ImagePart))
 
 
-def _place(matched: Matched, scope: Scope) -> Place:
+def place_of(matched: Matched, scope: Scope) -> Place:
+    """Where the turn that follows a matched history will stand."""
     loose = matched.steps[-1].loose if matched.steps else LOOSE_START
     end = matched.end
     return Place(

@@ -12,6 +12,7 @@ from agent_runtime.errors import LedgerError
 from agent_runtime.ledger.reading import LedgerReader
 from agent_runtime.ledger.replay import replayed_steps
 from agent_runtime.ledger.store import Ledger
+from agent_runtime.upstream.again import sent_again
 
 USAGE_ERROR = 2
 
@@ -72,8 +73,12 @@ def _check(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     with LedgerReader(options.file) as reader:
+        foreign = {made.step: made for made in sent_again(reader)}
         for replayed in replayed_steps(reader, options.session):
-            for body in replayed.engine:
+            made = foreign.get(replayed.step.id)
+            if made is not None and not made.same:
+                raise LedgerError(f"step {made.step} does not become what was sent; its guard was not in mode repair")
+            for body in replayed.engine if made is None else made.bodies:
                 sys.stdout.buffer.write(body + b"\n")
     return 0
 
@@ -99,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "sessions": "list the sessions",
         "show": "list the steps of a session: tokens, verdict, what the prefix kept",
         "check": "put every body and prompt together again and compare with its digest",
-        "replay": "print what the engine was sent, one JSON body a line",
+        "replay": "print what the engine or the other server was sent, one JSON body a line",
         "forget": "delete a session; no gateway may be running on the file",
     }
     for name, text in helps.items():

@@ -44,7 +44,7 @@ class TurnRecord:
 
 def message_bytes(message: Message) -> bytes:
     """A delivered message, compressed."""
-    calls = [[call.id, call.name, call.arguments] for call in message.tool_calls]
+    calls = [[call.id, call.name, call.arguments, *filter(None, [call.upstream_id])] for call in message.tool_calls]
     value = {"content": message.content, "reasoning": message.reasoning, "calls": calls}
     return zlib.compress(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 

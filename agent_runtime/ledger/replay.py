@@ -34,7 +34,12 @@ def replayed_steps(reader: LedgerReader, session: int | None = None) -> Iterator
 
 def received(step: Replayed, path: object) -> dict[str, Any]:
     """The JSON object that a client sent. Raises LedgerError when the body is none."""
-    value: Any = json.loads(step.body.decode("utf-8-sig"))
+    return received_object(step.body, step.step.id, path)
+
+
+def received_object(body: bytes, step: int, path: object) -> dict[str, Any]:
+    """The object of a step's body. Raises LedgerError when the body is none."""
+    value: Any = json.loads(body.decode("utf-8-sig"))
     if not isinstance(value, dict):
-        raise LedgerError(f"step {step.step.id} of ledger {path} has a body that is no JSON object")
+        raise LedgerError(f"step {step} of ledger {path} has a body that is no JSON object")
     return cast("dict[str, Any]", value)

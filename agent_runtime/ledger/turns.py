@@ -39,7 +39,8 @@ class KnownTurn:
     ``scope`` is the name the client gave its conversation, "" without one; ``session`` the ledger's number of it.
     ``parent`` is the turn before it in its history, None for a first turn and where that one was not known. ``ids``
     are the output ids, from right after the generation prompt to the end-of-message id inclusive; None for a turn
-    that was cut or not delivered whole, which can only be rendered from its text. ``prompt_tokens`` are those of the
+    that was cut or not delivered whole, which can only be rendered from its text; empty for a whole turn of a server
+    that gave no ids, which is replayed as its message. ``prompt_tokens`` are those of the
     prompt it was generated from, ``start`` is the channel that prompt had left open. ``put_back`` says that the
     client had left out the turn before it, and it was put back. ``signature`` is the opaque text that was delivered
     with it and leads back to it.
@@ -60,7 +61,7 @@ class KnownTurn:
     @cached_property
     def replayed(self) -> Message:
         """The message that is encoded as the very ids; as its text when it has none that may be replayed."""
-        return replace(self.message, recorded_ids=self.ids, recorded_start=self.start)
+        return replace(self.message, recorded_ids=self.ids or None, recorded_start=self.start)
 
     @cached_property
     def cost(self) -> int:

@@ -57,11 +57,15 @@ Content: TypeAlias = str | tuple[ContentPart, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call made by the assistant; `arguments` is JSON text as received or produced, `id` "" if absent."""
+    """A call made by the assistant; `arguments` is JSON text as received or produced, `id` "" if absent.
+
+    `upstream_id` is the id that another server gave the call, where its gateway gave the client one of its own.
+    """
 
     id: str
     name: str
     arguments: str
+    upstream_id: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

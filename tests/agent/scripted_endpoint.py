@@ -75,6 +75,8 @@ class Endpoint:
     def __init__(self, script: Sequence[Reply], url: str) -> None:
         self.base_url = url
         self.requests: list[JSON] = []
+        self.keys: list[str | None] = []
+        """The authorization of each request."""
         self.abandoned: list[JSON] = []
         """What was said about the cache."""
         self.has_cache = True
@@ -87,6 +89,7 @@ class Endpoint:
 
     async def chat(self, request: Request) -> Response:
         self.requests.append(await request.json())
+        self.keys.append(request.headers.get("authorization"))
         reply = self.next_reply()
         if reply.status != 200:
             return JSONResponse(reply.body, reply.status, reply.headers)

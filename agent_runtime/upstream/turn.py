@@ -1,0 +1,316 @@
+"""Another server's stream to the events of a turn and the turn that is kept; no I/O."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from agent_runtime.upstream.errors import not_understood
+from agent_runtime.upstream.pieces import ThinkTags, WholeCharacters
+from agent_runtime.upstream.profiles import Profile
+from k3_sglang.chat.arguments import load_arguments
+from k3_sglang.chat.errors import ChatRequestError
+from k3_sglang.chat.events import CallArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, ReasoningDelta
+from k3_sglang.chat.types import Message, ToolCall
+
+_MARKERS = ("<|open|>", "<|close|>", "<|sep|>")
+_FINISHES = ("stop", "length", "tool_calls")
+_THINKING_FIELDS = ("reasoning_content", "reasoning")
+
+
+class StopStrings(Protocol):
+    """What finds stop strings in visible text: see `gateway.stops`."""
+
+    found: str | None
+
+    def feed(self, text: str) -> str:
+        """Text that may be shown."""
+        ...
+
+    def finish(self) -> str:
+        """Text held back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The server's token counts; what it does not tell is 0."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedTurn:
+    """A turn as it was received. ``message`` holds the complete calls, ``incomplete`` are the others: place, id, name.
+
+    ``whole`` says that the model ended it and ``message`` says all of it. ``warnings`` name what was put right or
+    looks wrong.
+    """
+
+    message: Message
+    finish: str
+    incomplete: tuple[tuple[int, str, str], ...]
+    counts: Counts
+    whole: bool
+    warnings: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Call:
+    own_id: str
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list[str])
+    characters: WholeCharacters = field(default_factory=WholeCharacters)
+    place: int | None = None
+    """Its index for the client, once told."""
+    said: int = 0
+    """Pieces of the arguments that the client has."""
+    ended: bool = False
+
+    def unsaid(self) -> str:
+        """The arguments since the last call of this."""
+        text = "".join(self.arguments[self.said :])
+        self.said = len(self.arguments)
+        return text
+
+    def text(self) -> str:
+        """All arguments. Some servers write ``null`` for a call without any, which is no object."""
+        text = "".join(self.arguments)
+        return "{}" if text.strip() == "null" else text
+
+
+class TurnReader:
+    """Reads one choice. Calls get ids of the gateway's own, because servers' ids repeat; theirs are kept."""
+
+    def __init__(
+        self, profile: Profile, stops: StopStrings, *, calls_allowed: bool, new_call_id: Callable[[], str]
+    ) -> None:
+        self._profile = profile
+        self._stops = stops
+        self._calls_allowed = calls_allowed
+        self._new_call_id = new_call_id
+        self._tags = ThinkTags(enabled=profile.think_tags)
+        self._thought, self._said = WholeCharacters(), WholeCharacters()
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._calls: dict[int, _Call] = {}
+        self._told = 0
+        self._finish: str | None = None
+        self._counts: Counts | None = None
+        self._warnings: list[str] = []
+
+    @property
+    def finished(self) -> bool:
+        """Whether the finish reason has arrived; only counts may follow."""
+        return self._finish is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete: the caller ends the stream."""
+        return self._stops.found is not None
+
+    def feed(self, chunk: Mapping[str, Any]) -> list[Event]:
+        """Events of one object of the stream. Raises UpstreamError when it does not follow the API."""
+        self._count(chunk.get("usage"))
+        events: list[Event] = []
+        for choice in _objects(chunk.get("choices"), "choices"):
+            if choice.get("index", 0) != 0:
+                raise not_understood(f"it has a choice with index {choice['index']!r}; one was asked for")
+            self._count(choice.get("usage"))
+            whole = choice.get("message")
+            piece: Any = choice.get("delta") if whole is None else whole
+            if piece is not None:
+                self._read(_object(piece, "delta"), events, in_one=whole is not None)
+            finish = choice.get("finish_reason")
+            if finish is not None:
+                self._finish = str(finish)
+        return events
+
+    def finish(self) -> tuple[list[Event], ReceivedTurn]:
+        """The last events and the turn. Call when the stream has ended with a finish reason, or `stopped`."""
+        events: list[Event] = []
+        stopped = self.stopped
+        if not stopped:
+            thought, said = self._tags.finish()
+            self._think(thought + self._thought.finish(), events)
+            self._show(said + self._said.finish(), events)
+            for call in self._calls.values():
+                self._tell(call, events)
+                self._argue(call, call.characters.finish(), events)
+                self._end(call, events)
+            self._flush_stops(events)
+        return events, self._turn(stopped=stopped)
+
+    def _read(self, delta: Mapping[str, Any], events: list[Event], *, in_one: bool) -> None:
+        if self.stopped:
+            return
+        thoughts = [text for name in self._thinking_fields() if isinstance(text := delta.get(name), str) and text]
+        if thoughts:  # some servers send it under both names: the profile's counts
+            self._think(self._thought.feed(thoughts[0]), events)
+        content = delta.get("content")
+        if isinstance(content, str):
+            thought, said = self._tags.feed(content)
+            if thought:
+                self._warn("thinking_in_content")
+                self._think(self._thought.feed(thought), events)
+            self._show(self._said.feed(said), events)
+        for place, piece in enumerate(_objects(delta.get("tool_calls"), "tool_calls")):
+            index = piece.get("index", place if in_one else None)
+            if not isinstance(index, int):
+                raise not_understood(f"a piece of a tool call has the index {index!r}; it must be a number")
+            self._add(index, piece, events)
+
+    def _thinking_fields(self) -> tuple[str, ...]:
+        first = self._profile.thinking_field
+        return (first, *(name for name in _THINKING_FIELDS if name != first))
+
+    def _add(self, index: int, piece: Mapping[str, Any], events: list[Event]) -> None:
+        if index not in self._calls:
+            for call in self._calls.values():
+                self._tell(call, events)
+                self._argue(call, call.characters.finish(), events)
+                self._end(call, events)
+            self._calls[index] = _Call(self._new_call_id())
+        call = self._calls[index]
+        call.id = call.id or str(piece.get("id") or "")
+        function = _object(piece.get("function") or {}, "function")
+        name, arguments = function.get("name"), function.get("arguments")
+        if isinstance(name, str) and name:
+            if call.place is None:
+                call.name += name
+            elif name != call.name:  # some servers repeat it with every piece
+                raise not_understood(f"the name of a tool call goes on ({name[:40]!r}) after its arguments began")
+        if arguments is None or arguments == "":
+            return
+        if not isinstance(arguments, str):
+            raise not_understood(f"arguments of a tool call are {type(arguments).__name__}; they must be text")
+        self._tell(call, events)
+        self._argue(call, call.characters.feed(arguments), events)
+
+    def _tell(self, call: _Call, events: list[Event]) -> None:
+        """Announce a call: its name is whole when its arguments begin, another call begins, or the turn ends."""
+        if call.place is not None or not self._calls_allowed:
+            return
+        if not call.name:
+            raise not_understood("a tool call has no name")
+        self._flush_stops(events)
+        call.place, self._told = self._told, self._told + 1
+        events.append(CallStart(call.place, call.own_id, call.name))
+
+    def _argue(self, call: _Call, text: str, events: list[Event]) -> None:
+        if text and call.place is not None:
+            call.arguments.append(text)
+            # Held back as long as it may become the ``null`` of a call without arguments.
+            if not "null".startswith("".join(call.arguments).strip()):
+                events.append(CallArgumentsDelta(call.place, call.unsaid()))
+
+    def _end(self, call: _Call, events: list[Event]) -> None:
+        """Close a call that was announced, once."""
+        if call.place is None or call.ended:
+            return
+        call.ended = True
+        text = call.text()
+        complete = _is_complete(text)
+        if complete and (rest := call.unsaid()):
+            events.append(CallArgumentsDelta(call.place, "{}" if rest.strip() == "null" else rest))
+        events.append(CallEnd(call.place, text, complete))
+
+    def _think(self, text: str, events: list[Event]) -> None:
+        if text:
+            self._reasoning.append(text)
+            events.append(ReasoningDelta(text))
+
+    def _show(self, text: str, events: list[Event]) -> None:
+        shown = self._stops.feed(text) if text else ""
+        if shown:
+            self._content.append(shown)
+            events.append(ContentDelta(shown))
+
+    def _flush_stops(self, events: list[Event]) -> None:
+        held = self._stops.finish()
+        if held:
+            self._content.append(held)
+            events.append(ContentDelta(held))
+
+    def _turn(self, *, stopped: bool) -> ReceivedTurn:
+        calls = [] if stopped else [call for call in self._calls.values() if call.place is not None]
+        complete = tuple(
+            ToolCall(call.own_id, call.name, text, call.id or None)
+            for call in calls
+            if _is_complete(text := call.text())
+        )
+        done = {call.id for call in complete}
+        incomplete = tuple((call.place or 0, call.own_id, call.name) for call in calls if call.own_id not in done)
+        content, reasoning = "".join(self._content), "".join(self._reasoning)
+        cut = self._finish == "length" and not stopped
+        finish = "length" if cut else "tool_calls" if complete else "stop"
+        dropped = bool(self._calls) and not self._calls_allowed
+        self._look(content, reasoning, bool(calls), stopped=stopped, dropped=dropped)
+        return ReceivedTurn(
+            Message("assistant", content or (None if complete else ""), reasoning or None, complete),
+            finish,
+            incomplete,
+            self._counts or Counts(),
+            whole=not (cut or stopped or incomplete or dropped),
+            warnings=tuple(self._warnings),
+        )
+
+    def _look(self, content: str, reasoning: str, calls: bool, *, stopped: bool, dropped: bool) -> None:
+        """Note what looks wrong; nothing of it is changed."""
+        if dropped:
+            self._warn("calls_not_allowed")
+        if self._finish is not None and self._finish not in _FINISHES:
+            self._warn("content_filter" if self._finish == "content_filter" else "unknown_finish_reason")
+        if any(marker in text for marker in _MARKERS for text in (content, reasoning)):
+            self._warn("markers_in_text")
+        if not (content or calls or stopped):
+            self._warn("empty_answer")
+        if self._counts is None:
+            self._warn("usage_missing")
+
+    def _warn(self, code: str) -> None:
+        if code not in self._warnings:
+            self._warnings.append(code)
+
+    def _count(self, usage: Any) -> None:
+        """The last counts win. Cached and reasoning tokens stand inside details, or beside the others."""
+        if not isinstance(usage, Mapping):
+            return
+        given = cast("Mapping[str, Any]", usage)
+        self._counts = Counts(
+            _number(given, "prompt_tokens"),
+            _number(given, "cached_tokens", "prompt_tokens_details"),
+            _number(given, "completion_tokens"),
+            _number(given, "reasoning_tokens", "completion_tokens_details"),
+        )
+
+
+def _is_complete(arguments: str) -> bool:
+    try:
+        return load_arguments(arguments) is not None
+    except ChatRequestError:
+        return False
+
+
+def _number(usage: Mapping[str, Any], name: str, details: str = "") -> int:
+    inner = usage.get(details)
+    value = cast("Mapping[str, Any]", inner).get(name) if isinstance(inner, Mapping) else None
+    value = usage.get(name) if value is None else value
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def _objects(value: Any, name: str) -> list[Mapping[str, Any]]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise not_understood(f"{name} is {type(value).__name__}; it must be a list")
+    return [_object(item, f"an entry of {name}") for item in cast("list[Any]", value)]
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise not_understood(f"{name} is {type(value).__name__}; it must be an object")
+    return cast("Mapping[str, Any]", value)
