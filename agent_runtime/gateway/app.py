@@ -16,10 +16,13 @@ from starlette.types import ASGIApp
 
 from agent_runtime.engine.types import Engine
 from agent_runtime.gateway.answer import Answer
+from agent_runtime.gateway.anthropic.errors import error_response
+from agent_runtime.gateway.anthropic.routes import PREFIX as MESSAGES
+from agent_runtime.gateway.anthropic.routes import MessagesRoutes
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.cache_routes import CacheRoutes
-from agent_runtime.gateway.errors import ApiError, internal_error
+from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Asked, Gateway, prepare
 from agent_runtime.gateway.record import Record
@@ -29,9 +32,6 @@ from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
 logger = logging.getLogger(__name__)
-
-CLIENT_CLOSED_REQUEST = 499
-"""Nobody reads it; it is what logs of other servers call this case."""
 
 
 class _Endpoints:
@@ -116,6 +116,7 @@ def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+            *MessagesRoutes(gateway).routes(),
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
@@ -131,18 +132,24 @@ def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return _in_shape(request, error)
+
+
+def _in_shape(request: Request, error: ApiError) -> Response:
+    """The error as the path's protocol has it."""
+    is_messages = request.url.path.startswith(f"{MESSAGES}/") or request.url.path == MESSAGES
+    return error_response(error) if is_messages else error.response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}."
     if error.status_code == 404:
-        message = f"There is no {request.url.path} here; see /v1/chat/completions, /v1/models and /health."
+        message = f"There is no {request.url.path} here; see /v1/chat/completions, /v1/messages, /v1/models, /health."
     headers = dict(error.headers) if error.headers else None
-    return ApiError(error.status_code, message, code="http_error", headers=headers).response()
+    return _in_shape(request, ApiError(error.status_code, message, code="http_error", headers=headers))
 
 
 async def _unforeseen_error(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return internal_error().response()
+    return _in_shape(request, internal_error())
