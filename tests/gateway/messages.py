@@ -19,6 +19,7 @@ WEATHER: Json = {
     },
 }
 MARK: Json = {"type": "ephemeral"}
+IMAGE: Json = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 
 
 def ask(text: Any = "Hello", **fields: Any) -> Json:
@@ -35,6 +36,17 @@ def result(call_id: str, content: Any, **fields: Any) -> Json:
     """A user message with the result of a call."""
     block = {"type": "tool_result", "tool_use_id": call_id, "content": content, **fields}
     return {"role": "user", "content": [block]}
+
+
+def calls_and(*following: Json) -> list[Json]:
+    """A conversation with a call, then what follows it."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Oslo"}}
+    return [{"role": "user", "content": "?"}, {"role": "assistant", "content": [call]}, *following]
+
+
+def with_call(*following: Json, **fields: Any) -> Json:
+    """A request of such a conversation."""
+    return {**ask(tools=[WEATHER], **fields), "messages": calls_and(*following)}
 
 
 def continued(body: Json, answer: Json, *following: Json) -> Json:
