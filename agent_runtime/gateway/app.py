@@ -17,8 +17,9 @@ from starlette.types import ASGIApp
 from agent_runtime.engine.types import Engine
 from agent_runtime.gateway.answer import Answer
 from agent_runtime.gateway.anthropic.errors import error_response
+from agent_runtime.gateway.anthropic.models import model_list, model_object
 from agent_runtime.gateway.anthropic.routes import PREFIX as MESSAGES
-from agent_runtime.gateway.anthropic.routes import MessagesRoutes
+from agent_runtime.gateway.anthropic.routes import VERSION_HEADER, MessagesRoutes
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.cache_routes import CacheRoutes
@@ -49,9 +50,11 @@ class _Endpoints:
         return Answer(self._gateway, job, ChatWire(job.facts, include_usage=job.options.include_usage))
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models: the model and its aliases."""
+        """GET /v1/models: the model and its aliases, as the client's API has them."""
         settings = self._gateway.settings
         names = (settings.model, *settings.model_aliases)
+        if VERSION_HEADER in request.headers:
+            return JSONResponse(model_list(names, settings, self._started))
         return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
@@ -60,6 +63,8 @@ class _Endpoints:
         name = request.path_params["name"]
         if name not in (settings.model, *settings.model_aliases):
             raise ApiError(404, f"The model {name!r} is not served here.", code="model_not_found", param="model")
+        if VERSION_HEADER in request.headers:
+            return JSONResponse(model_object(name, settings, self._started))
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
@@ -136,9 +141,9 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 def _in_shape(request: Request, error: ApiError) -> Response:
-    """The error as the path's protocol has it."""
+    """The error as the client's protocol has it."""
     is_messages = request.url.path.startswith(f"{MESSAGES}/") or request.url.path == MESSAGES
-    return error_response(error) if is_messages else error.response()
+    return error_response(error) if is_messages or VERSION_HEADER in request.headers else error.response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -55,9 +55,9 @@ def continued(body: Json, answer: Json, *following: Json) -> Json:
     return {**body, "messages": [*body["messages"], turn, *following]}
 
 
-async def post(gateway: Running, body: Json, status: int = 200, path: str = "/v1/messages", **headers: str) -> Json:
+async def post(gateway: Running, body: Json, status: int = 200, path: str = "/v1/messages") -> Json:
     """The JSON of an answer, which must have `status`."""
-    response = await gateway.client.post(path, json=body, headers=headers)
+    response = await gateway.client.post(path, json=body)
     assert response.status_code == status, response.text
     return response.json()
 

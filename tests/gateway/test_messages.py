@@ -269,6 +269,19 @@ async def test_a_client_that_leaves_aborts_the_engine(gateway: Running, stub: St
     await stub.until(lambda engine: len(engine.aborts) == 1 and not engine.running)
 
 
+@pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21"])
+async def test_both_versions_of_the_api_are_served(gateway: Running, version: str) -> None:
+    headers = {"anthropic-version": version, "anthropic-beta": "context-management-2025-06-27"}
+    body = ask(temperature=0.5, top_p=0.9, top_k=5)
+    assert (await gateway.client.post("/v1/messages", json=body, headers=headers)).status_code == 200
+    models = (await gateway.client.get("/v1/models", headers=headers)).json()
+    assert models["first_id"] == models["last_id"] == models["data"][0]["id"] == MODEL
+    one = (await gateway.client.get(f"/v1/models/{MODEL}", headers=headers)).json()
+    assert one == models["data"][0] and one["max_input_tokens"] == 100_000
+    missing = await gateway.client.get("/v1/models/other", headers=headers)
+    assert missing.status_code == 404 and missing.json()["error"]["type"] == "not_found_error"
+
+
 async def test_chat_completions_are_as_they_were(gateway: Running) -> None:
     answer = await gateway.ask(chat())
     assert set(answer["choices"][0]["message"]) == {"role", "content", "reasoning_content"}

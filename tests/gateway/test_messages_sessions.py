@@ -29,6 +29,12 @@ SESSION = "d59432b8-c0f2-4965-9ea4-91b2741adc22"
 USER_ID = json.dumps({"device_id": "e33583", "account_uuid": "", "session_id": SESSION})
 
 
+@pytest.fixture
+def settings(settings: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
+    """With the guard's mode where a test asks for one."""
+    return {**settings, "guard": getattr(request, "param", "repair")}
+
+
 def plan(stub: StubEngine, ids: list[int]) -> None:
     """Have the engine say this next."""
     stub.plan = lambda body: says(ids, end_of_msg=END_OF_MSG, piece=1000)
@@ -62,7 +68,7 @@ async def test_whatever_a_client_keeps_of_thinking_the_next_prompt_goes_on_from_
         body = continued(body, kept_answer, following)
         answer = await post(gateway, body)
         assert prompt(stub)[: len(expected)] == expected
-        assert answer["k3"]["replay"]["verdict"] == ("exact" if kept in ("all", "text") else "repaired")
+        assert answer["k3"]["replay"]["verdict"] == ("repaired" if kept == "nothing" else "exact")
 
 
 async def test_a_signature_finds_its_turn_where_nothing_else_could(
@@ -76,11 +82,12 @@ async def test_a_signature_finds_its_turn_where_nothing_else_could(
     for answer, thoughts in zip(answers, ("thoughts of one", "thoughts of two"), strict=True):
         answer["content"][0]["thinking"] = ""
         again = await post(gateway, continued(ask(), answer, {"role": "user", "content": "Go on"}))
-        assert again["k3"]["replay"]["turns"] == [{"index": 1, "verdict": "repaired", "reason": "absent"}]
+        assert again["k3"]["replay"]["verdict"] == "exact"
         asked = bytes(token for token in prompt(stub) if token < 256).decode()
         assert thoughts in asked
         answer["content"][0]["thinking"] = "altered on the way"
-        await post(gateway, continued(ask(), answer, {"role": "user", "content": "Go on"}))
+        again = await post(gateway, continued(ask(), answer, {"role": "user", "content": "Go on"}))
+        assert again["k3"]["replay"]["turns"] == [{"index": 1, "verdict": "repaired", "reason": "foreign"}]
         asked = bytes(token for token in prompt(stub) if token < 256).decode()
         assert thoughts in asked and "altered" not in asked
 
@@ -158,6 +165,21 @@ async def test_a_session_driven_by_two_protocols_in_turn_has_the_ids_of_one_driv
     assert counts["requests"] == {"new": 3, "exact": 15}
 
 
+@pytest.mark.parametrize("settings", ["strict"], indirect=True)
+async def test_a_strict_gateway_takes_signatures_for_thinking_and_names_what_is_missing(
+    gateway: Running, stub: StubEngine, writer: TurnWriter
+) -> None:
+    plan(stub, writer.turn("my thoughts", "Hi"))
+    body = ask(system="Be short.")
+    answer = await post(gateway, body)
+    answer["content"][0]["thinking"] = ""
+    await post(gateway, continued(body, answer, {"role": "user", "content": "Go on"}))
+    del answer["content"][0]
+    refused = await post(gateway, continued(body, answer, {"role": "user", "content": "Go on"}), 409)
+    assert refused["error"]["message"].startswith("The history is not as it was generated: messages.1: its thinking")
+    assert refused["k3"] == {"code": "history_not_intact", "param": "messages.1"}
+
+
 def claude_code_body(*messages: Json) -> Json:
     """A request as Claude Code 2.1.332 sends it, with its longer texts cut."""
     system = [
@@ -210,8 +232,7 @@ async def test_a_session_as_claude_code_sends_it_is_served_exactly(
     assert prompt(stub)[: len(first) + len(ids)] == first + ids
     assert "WebFetch" in bytes(token for token in prompt(stub) if token < 256).decode()
     facts = answer["k3"]["replay"]
-    assert (facts["verdict"], facts["prefix"]) == ("repaired", {"holds": True})
-    assert facts["turns"] == [{"index": 2, "verdict": "repaired", "reason": "absent"}]
+    assert (facts["verdict"], facts["prefix"]) == ("exact", {"holds": True})
     assert answer["k3"]["cache"]["session"] == f"metadata:{SESSION}"
 
 
@@ -234,7 +255,7 @@ async def test_a_restarted_gateway_knows_signatures_and_a_ledger_can_be_gone_thr
         answer["content"][0]["thinking"] = ""
         body = continued(body, answer, {"role": "user", "content": "Go on"})
     assert "thoughts one" in bytes(token for token in prompt(stub) if token < 256).decode()
-    assert response.headers["x-k3-replay"].startswith("repaired")
+    assert response.headers["x-k3-replay"].startswith("exact")
     with LedgerReader(settings["ledger"]) as reader:
         outcomes = list(made_again(reader, tokenizer, read=chat_body))
         assert [step.facts["form"] for step in reader.steps()] == ["messages", "messages"]

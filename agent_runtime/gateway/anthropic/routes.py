@@ -19,7 +19,8 @@ from k3_sglang.chat.request_fields import shown
 
 PREFIX = "/v1/messages"
 VERSION_HEADER = "anthropic-version"
-VERSIONS = ("2023-06-01",)
+VERSIONS = ("2023-06-01", "2026-10-21")
+"""The later one only takes fields away; those that K3 has a use for are read under both."""
 SESSION_HEADER = "x-claude-code-session-id"
 
 _Json = dict[str, Any]
