@@ -40,6 +40,11 @@ class Stored:
         return self.id.removeprefix(RESPONSE_PREFIX)
 
     @property
+    def kept(self) -> bool:
+        """Whether it can be found, or one that continues it can."""
+        return self.listed or self.followers > 0
+
+    @property
     def running(self) -> bool:
         """Whether it is not over."""
         return self.response["status"] in RUNNING
@@ -87,8 +92,6 @@ class ResponseStore:
     def update(self, stored: Stored, response: Json) -> None:
         """The response has changed."""
         stored.response = response
-        if not stored.listed and stored.followers == 0:
-            return  # it was deleted while it ran
         self._count(stored)
         if stored.listed:
             self._index(stored, stored.output())
@@ -113,7 +116,7 @@ class ResponseStore:
             if stored.token in item["id"]:
                 self._items.pop(item["id"], None)
         freed: Stored | None = stored
-        while freed is not None and not freed.listed and freed.followers == 0:
+        while freed is not None and not freed.kept:
             self._bytes -= freed.size_bytes
             freed = freed.previous
             if freed is not None:
@@ -130,7 +133,7 @@ class ResponseStore:
     def _hold(self, stored: Stored | None) -> None:
         """One more response continues this one, which may have gone while that one was prepared."""
         while stored is not None:
-            is_kept = stored.listed or stored.followers > 0
+            is_kept = stored.kept
             stored.followers += 1
             if is_kept:
                 return
@@ -143,7 +146,8 @@ class ResponseStore:
 
     def _count(self, stored: Stored) -> None:
         size_bytes = len(json.dumps([stored.response, stored.items], ensure_ascii=False).encode())
-        self._bytes += size_bytes - stored.size_bytes
+        if stored.kept:  # else it was deleted while it ran
+            self._bytes += size_bytes - stored.size_bytes
         stored.size_bytes = size_bytes
 
     def _keep_bounds(self) -> None:
