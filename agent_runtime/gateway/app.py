@@ -16,10 +16,14 @@ from starlette.types import ASGIApp
 
 from agent_runtime.engine.types import Engine
 from agent_runtime.gateway.answer import Answer
+from agent_runtime.gateway.anthropic.errors import error_response
+from agent_runtime.gateway.anthropic.models import model_list, model_object
+from agent_runtime.gateway.anthropic.routes import PREFIX as MESSAGES
+from agent_runtime.gateway.anthropic.routes import VERSION_HEADER, MessagesRoutes
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.cache_routes import CacheRoutes
-from agent_runtime.gateway.errors import ApiError, internal_error
+from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Asked, Gateway, prepare
 from agent_runtime.gateway.record import Record
@@ -31,9 +35,6 @@ from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
 logger = logging.getLogger(__name__)
-
-CLIENT_CLOSED_REQUEST = 499
-"""Nobody reads it; it is what logs of other servers call this case."""
 
 
 class _Endpoints:
@@ -51,9 +52,11 @@ class _Endpoints:
         return Answer(self._gateway, job, ChatWire(job.facts, include_usage=job.options.include_usage))
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models: the model and its aliases."""
+        """GET /v1/models: the model and its aliases, as the client's API has them."""
         settings = self._gateway.settings
         names = (settings.model, *settings.model_aliases)
+        if VERSION_HEADER in request.headers:
+            return JSONResponse(model_list(names, settings, self._started))
         return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, request: Request) -> Response:
@@ -62,6 +65,8 @@ class _Endpoints:
         name = request.path_params["name"]
         if name not in (settings.model, *settings.model_aliases):
             raise ApiError(404, f"The model {name!r} is not served here.", code="model_not_found", param="model")
+        if VERSION_HEADER in request.headers:
+            return JSONResponse(model_object(name, settings, self._started))
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
@@ -126,6 +131,7 @@ def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+            *MessagesRoutes(gateway).routes(),
             Route("/v1/models", endpoints.models, methods=["GET"]),
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
@@ -144,18 +150,24 @@ def create_app(settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return _in_shape(request, error)
+
+
+def _in_shape(request: Request, error: ApiError) -> Response:
+    """The error as the client's protocol has it."""
+    is_messages = request.url.path.startswith(f"{MESSAGES}/") or request.url.path == MESSAGES
+    return error_response(error) if is_messages or VERSION_HEADER in request.headers else error.response()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}."
     if error.status_code == 404:
-        message = f"There is no {request.url.path} here; see /v1/chat/completions, /v1/models and /health."
+        message = f"There is no {request.url.path} here; see /v1/chat/completions, /v1/messages, /v1/models, /health."
     headers = dict(error.headers) if error.headers else None
-    return ApiError(error.status_code, message, code="http_error", headers=headers).response()
+    return _in_shape(request, ApiError(error.status_code, message, code="http_error", headers=headers))
 
 
 async def _unforeseen_error(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return internal_error().response()
+    return _in_shape(request, internal_error())

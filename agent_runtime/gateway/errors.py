@@ -6,6 +6,9 @@ from starlette.responses import JSONResponse
 
 from agent_runtime.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody reads it; it is what logs of other servers call a client that left."""
+
 RETRY_AFTER_S = 1
 """What a 503 suggests: the engine may be restarting or full, both pass quickly or not at all."""
 
@@ -42,6 +45,22 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         """The whole answer."""
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+
+
+class PromptTooLong(ApiError):
+    """The prompt leaves no room for an answer; all counts are tokens."""
+
+    def __init__(self, prompt_tokens: int, context_len: int) -> None:
+        super().__init__(
+            400,
+            f"This model's context length is {context_len} tokens and the prompt has {prompt_tokens}, "
+            f"{1 + prompt_tokens - context_len} more than fit beside one output token. Shorten or compact the "
+            "messages.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_len = context_len
 
 
 def from_engine(error: EngineError) -> ApiError:

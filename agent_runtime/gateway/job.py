@@ -99,7 +99,7 @@ async def prepare(asked: Asked, gateway: Gateway) -> Job:
     """Check and encode a request, once its images are there. Raises ApiError."""
     options = _checked_options(asked.body, gateway.settings)
     sources = list(image_sources(asked.body))
-    with _refusals():
+    with refusals():
         fetched = await gateway.images.fetch(sources)
     encode = partial(_encode, asked, options, fetched, gateway)
     if len(asked.raw) <= INLINE_BODY_BYTES and not sources:
@@ -115,13 +115,13 @@ async def prompt_tokens(asked: Asked, gateway: Gateway) -> int:
 async def looked_at(asked: Asked, gateway: Gateway) -> ReplayedPrompt:
     """The prompt that a request would have; nothing is asked of the engine. Raises ApiError."""
     require_model(asked.body.get("model"), gateway.settings)
-    with _refusals():
+    with refusals():
         fetched = await gateway.images.fetch(list(image_sources(asked.body)))
 
     def look() -> ReplayedPrompt:
         fields = {key: asked.body.get(key) for key in ("prompt_cache_key", "metadata", "user")}
         session = find_session(asked.headers, None, **fields)
-        with _refusals():
+        with refusals():
             request = parse_request(asked.body, images=gateway.images.request_images(fetched))
             return gateway.record.guard.look(request, _scope(session), gateway.tokenizer, gateway.encoded)
 
@@ -145,7 +145,7 @@ def _encode(asked: Asked, options: ChatOptions, fetched: Fetched, gateway: Gatew
     """Runs long for long histories and for images; touches no event loop."""
     settings = gateway.settings
     session = find_session(asked.headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
-    with _refusals():
+    with refusals():
         request = parse_request(asked.body, images=gateway.images.request_images(fetched))
         replayed = gateway.record.guard.build(request, _scope(session), gateway.tokenizer, gateway.encoded)
         grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
@@ -204,14 +204,14 @@ def history_ids(body: dict[str, Any], headers: Mapping[str, str], gateway: Gatew
     Without what is for one turn only. The session is named by a header. Raises ApiError; runs long.
     """
     scope = _scope(find_session(headers, None, None, None, None))
-    with _refusals():
+    with refusals():
         replayed = gateway.record.guard.look(parse_request(body), scope, gateway.tokenizer, gateway.encoded)
         end = positions_of(replayed, gateway.tokenizer).history_len
         return list(replayed.prompt.ids[:end])
 
 
 @contextmanager
-def _refusals() -> Generator[None, None, None]:
+def refusals() -> Generator[None, None, None]:
     """What the chat format or the guard refuses becomes the answer to the client."""
     try:
         yield

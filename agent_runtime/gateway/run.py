@@ -65,6 +65,8 @@ async def _items(gateway: Gateway, job: Job, index: int) -> AsyncGenerator[Item,
                 yield NewDelta(index, delta)
             if finish is None and choice.stopped:
                 break
+    if not began:
+        yield Began(index, cached_tokens)
     deltas, delivered = choice.finish(finish)
     for delta in deltas:
         yield NewDelta(index, delta)

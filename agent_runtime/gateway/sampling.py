@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.errors import ApiError, PromptTooLong
 from agent_runtime.gateway.options import ChatOptions
 from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.request_fields import shown
@@ -18,17 +18,11 @@ _PASSED_ON = ("top_k", "min_p", "frequency_penalty", "presence_penalty", "repeti
 def output_budget(options: ChatOptions, settings: GatewaySettings, prompt_tokens: int) -> int:
     """Output tokens to ask for: the client's limit or the default, clamped to the rest of the window.
 
-    Raises ApiError ``context_length_exceeded`` when the prompt leaves no room for a single token.
+    Raises PromptTooLong when the prompt leaves no room for a single token.
     """
     room = settings.context_len - prompt_tokens
     if room < 1:
-        raise ApiError(
-            400,
-            f"This model's context length is {settings.context_len} tokens and the prompt has {prompt_tokens}, "
-            f"{1 - room} more than fit beside one output token. Shorten or compact the messages.",
-            code="context_length_exceeded",
-            param="messages",
-        )
+        raise PromptTooLong(prompt_tokens, settings.context_len)
     return min(options.output_budget or settings.max_output_tokens, room)
 
 

@@ -110,12 +110,12 @@ def _same_id(first: ToolCall, second: ToolCall) -> bool:
 
 
 def _wrong_with(step: Step, turn: KnownTurn, known: _Thoughts) -> Reason | None:
-    """What is wrong with the thinking that was sent for a known turn."""
+    """What is wrong with the thinking that was sent for a known turn. The turn's signature alone stands for it."""
     sent, real = thinking(step.message), thinking(turn.message)
     if sent == real:
         return None
     if not sent:
-        return "absent"
+        return None if step.message.signature == turn.signature != "" else "absent"
     if is_filler(sent):
         return "filler"
     if sent == (turn_text(step.message.content) or "").strip():

@@ -207,7 +207,7 @@ async def test_a_client_that_returns_encrypted_content_only_gets_its_thinking_ba
     # Another head: only the signature can tell that this is the turn.
     returned = [message("user", "Other"), {**reasoning, "content": None, "id": None}, {**said, "id": None}]
     await client.ask(asks([*returned, message("user", "go on")], **asked), writer.turn())
-    assert client.headers["x-k3-replay"] == "repaired; exact=0; repaired=1; missing=0; foreign=0"
+    assert client.headers["x-k3-replay"] == EXACT
     start = len(prompt) - len("Hello") + len("Other")
     assert client.prompt[start : start + len(ids)] == ids
 
