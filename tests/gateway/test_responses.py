@@ -7,6 +7,7 @@ import anyio
 import httpx
 import pytest
 
+from agent_runtime.gateway.responses.background import MAX_RUNNING
 from tests.gateway.bodies import MODEL, WEATHER_TOOL, chat_with_tool
 from tests.gateway.conftest import Running
 from tests.gateway.responses_items import FLAT_TOOL, asks, events_of, message, output
@@ -366,3 +367,29 @@ async def test_the_oldest_responses_go_first(small_store: None, client: Client, 
     names = [(await client.ask(asks(str(number)), writer.turn()))["id"] for number in range(4)]
     await client.get(names[0], status=404)
     await client.get(names[3])
+
+
+@pytest.mark.parametrize("small_store", [{"keep_alive_s": 0.05}], ids=["keep-alive"], indirect=True)
+async def test_a_silent_stream_is_kept_alive(
+    small_store: None, client: Client, stub: StubEngine, writer: TurnWriter
+) -> None:
+    go_on = anyio.Event()
+    stub.plan = lambda _: Script([writer.text("T"), go_on.wait, writer.turn("", "x")], {"type": "stop", "matched": 258})
+    text = ""
+    async with client.http.stream("POST", "/v1/responses", json=asks(stream=True)) as answer:
+        async for piece in answer.aiter_text():
+            text += piece
+            if ": keep-alive\n\n" in text:
+                go_on.set()
+    assert events_of(text)[-1]["type"] == "response.completed"
+
+
+async def test_background_responses_have_a_limit(client: Client, stub: StubEngine) -> None:
+    stub.plan = lambda _: NEVER
+    begun = [await client.post("", asks(background=True)) for _ in range(MAX_RUNNING)]
+    refused = await client.post("", asks(background=True), status=429)
+    assert refused["error"]["code"] == "rate_limit_exceeded"
+    await stub.until(lambda engine: len(engine.running) == MAX_RUNNING)
+    await client.post(f"/{begun[0]['id']}/cancel")
+    await stub.until(lambda engine: len(engine.running) == MAX_RUNNING - 1)
+    # The others are aborted when the gateway stops; the engine's own fixture would wait for them else.

@@ -1,6 +1,7 @@
 """Requests of the Responses API become the chat completion they mean; what they cannot mean is refused by name."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.responses.decode import decode
+from agent_runtime.gateway.responses.listing import as_shown, with_ids
 from k3_sglang.chat.encode import encode
+from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.request import PROMPT_FIELDS, parse_request
 from tests.gateway.bodies import MODEL, WEATHER_TOOL
 from tests.gateway.responses_items import FLAT_TOOL, asks, items_of, message, output
@@ -17,6 +20,7 @@ from tests.gateway.vocabulary import byte_tokenizer
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "get_weather", "arguments": '{"city": "Oslo"}'}
 THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+NAMED = {"type": "function", "name": "get_weather"}
 TURN = "0123456789abcdef" * 2
 
 
@@ -65,6 +69,65 @@ def test_any_conversation_has_the_ids_it_has_as_chat_sent_whole_or_continued(
     fields = {"instructions": instructions or None, "tools": [FLAT_TOOL]}
     assert ids_of(decode(asks(items, **fields)).chat) == expected
     assert ids_of(decode(asks(items[split:], **fields), items[:split]).chat) == expected
+
+
+def broken_bodies() -> st.SearchStrategy[dict[str, Any]]:
+    """A sound request in which some values are replaced by others, which mostly have no place there."""
+    words = st.sampled_from(
+        ["message", "reasoning", "function_call", "item_reference", "auto", "user", "text", "", "x"]
+    )
+    odd = st.recursive(
+        st.none() | st.booleans() | st.integers(-1, 3) | words,
+        lambda inner: (
+            st.lists(inner, max_size=2)
+            | st.dictionaries(
+                st.sampled_from(["type", "id", "role", "content", "text", "name", "tools"]), inner, max_size=3
+            )
+        ),
+        max_leaves=5,
+    )
+    sound = asks(
+        [message("user", "x"), THOUGHT, {**CALL, "id": "fc_1"}, output("c1", "y")], tools=[FLAT_TOOL],
+        tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}, text={"format": {"type": "text"}},
+        reasoning={"effort": "low"}, include=["reasoning.encrypted_content"],
+    )  # fmt: skip
+    places: list[tuple[Any, ...]] = [
+        *((key,) for key in sound), ("input", 0), ("input", 0, "role"), ("input", 0, "content"),
+        ("input", 1, "content"), ("input", 1, "summary"), ("input", 1, "id"), ("input", 2, "id"),
+        ("input", 2, "name"), ("input", 2, "status"),
+        ("input", 3, "output"), ("input", 3, "type"), ("tools", 0), ("tools", 0, "type"), ("tools", 0, "name"),
+        ("tool_choice", "tools"), ("tool_choice", "mode"), ("text", "format"), ("reasoning", "summary"),
+    ]  # fmt: skip
+
+    def changed(changes: list[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
+        body = json.loads(json.dumps(sound))
+        for (*path, last), value in changes:
+            owner: Any = body
+            for key in path:
+                held = isinstance(owner, list) and isinstance(key, int) and key < len(owner)
+                owner = owner[key] if held or (isinstance(owner, dict) and key in owner) else None
+            if isinstance(owner, dict) or (isinstance(owner, list) and isinstance(last, int) and last < len(owner)):
+                owner[last] = value
+        return body
+
+    return st.lists(st.tuples(st.sampled_from(places), odd), min_size=1, max_size=3).map(changed)
+
+
+@settings(deadline=None, max_examples=400)
+@given(body=broken_bodies())
+def test_any_body_is_understood_or_refused(body: dict[str, Any]) -> None:
+    try:
+        decoded = decode(body)
+    except ApiError as error:
+        assert error.status in (400, 404) and error.message
+        return
+    items = with_ids(decoded.items, TURN)
+    assert all(isinstance(item["id"], str) and as_shown(item) for item in items)
+    try:
+        parse_request({key: decoded.chat[key] for key in PROMPT_FIELDS & set(decoded.chat)})
+    except ChatRequestError as error:
+        told = decoded.blame.error(ApiError(400, str(error), param=error.param))
+        assert not re.search(r"\bmessages\[", f"{told.param} {told.message}")
 
 
 def test_every_field_with_a_meaning_reaches_the_chat_completion() -> None:
@@ -151,8 +214,7 @@ def test_a_reference_is_the_stored_item() -> None:
     assert (refused.value.status, refused.value.param) == (404, "input[0].id")
 
 
-TWO_TOOLS = [FLAT_TOOL, {**FLAT_TOOL, "name": "other"}]
-NAMED = {"type": "function", "name": "get_weather"}
+TWO_TOOLS: list[dict[str, Any]] = [FLAT_TOOL, {**FLAT_TOOL, "name": "other"}]
 
 
 @pytest.mark.parametrize(

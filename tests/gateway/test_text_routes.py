@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import anyio
 import pytest
 
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -103,6 +104,15 @@ async def test_a_completion_ends_where_text_ends(gateway: Running, stub: StubEng
     assert stub.requests[-1]["input_ids"] == [97, 259]
     stub.plan = lambda _: Script([], None, status=400, error={"error": {"message": "no"}})
     await post(gateway, "/v1/completions", {"model": MODEL, "prompt": "a"}, 400)
+
+
+async def test_a_completion_is_aborted_when_its_client_leaves(gateway: Running, stub: StubEngine) -> None:
+    stub.plan = lambda _: Script([], None)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(post, gateway, "/v1/completions", {"model": MODEL, "prompt": "a"})
+        await stub.until(lambda engine: bool(engine.running))
+        tasks.cancel_scope.cancel()
+    await stub.until(lambda engine: bool(engine.aborts) and not engine.running)
 
 
 async def test_ready_and_health_say_whether_the_engine_answers(gateway: Running, stub: StubEngine) -> None:

@@ -19,7 +19,8 @@ def with_ids(items: Sequence[Item], token: str) -> list[Item]:
     for index, item in enumerate(items):
         kind = item.get("type") or "message"
         made = f"{_PREFIXES[kind]}_{token}_{index:04x}"
-        named.append({**item, "type": kind, "id": item.get("id") or made})
+        given = item.get("id")
+        named.append({**item, "type": kind, "id": given if isinstance(given, str) and given else made})
     return named
 
 

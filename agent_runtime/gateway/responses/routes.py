@@ -55,12 +55,14 @@ class ResponseRoutes:
         decoded = decode(body, previous.conversation() if previous is not None else (), self.store.find_item)
         if decoded.fields.background:
             self.background.check_room()
-        # The record keeps the chat completion that is meant: whole, where the request says only what is new.
-        raw = json.dumps(decoded.chat, ensure_ascii=False).encode()
         try:
+            # The record keeps the chat completion that is meant: whole, where the request says only what is new.
+            raw = json.dumps(decoded.chat, ensure_ascii=False).encode()
             job = await prepare(Asked(decoded.chat, raw, request.headers), self._gateway)
         except ApiError as error:
             raise decoded.blame.error(error) from error
+        except RecursionError as error:
+            raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
         wire = self._wire(body, decoded, job, previous)
         if not decoded.fields.background:
             return _Foreground(Answer(self._gateway, job, wire), wire)
