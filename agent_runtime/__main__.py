@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(run=chat.run)
     command = commands.add_parser("sessions", help="list sessions")
     sessions.add_folder_argument(command)
+    sessions.add_ledger_argument(command)
     command.set_defaults(run=sessions.run_sessions)
     command = commands.add_parser("replay", help="every request of a session again, without a model")
     sessions.add_replay_arguments(command)

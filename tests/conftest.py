@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -16,6 +17,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def pytest_configure(config: pytest.Config) -> None:
     """A terminated run ends as an interrupted one does: fixtures stop their servers."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A shell's background jobs ignore interrupts, and so would every program that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # How long an example takes says something about the machine's other work, not about the code.
+    settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("no clock")
 
 
 @pytest.fixture(scope="session")

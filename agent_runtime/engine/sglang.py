@@ -2,6 +2,7 @@
 
 import json
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
@@ -33,6 +34,12 @@ CACHE_PATH = "/k3/cache"
 CACHE_TIMEOUT_S = 60.0
 """A command waits for the running step, which may be a long prefill."""
 
+_BROKEN = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+"""What using a connection that is just being closed raises."""
+
+KEEPALIVE_S = 2.0
+"""Idle time after which a connection is not used again: SGLang closes its own after 5 s."""
+
 COLLECT_STREAM_INTERVAL = 32
 """Ids per event when nobody watches the stream; fewer events cost engine and gateway less."""
 
@@ -52,7 +59,7 @@ class SGLangEngine:
         self._client = httpx.AsyncClient(
             base_url=self.base_url,
             timeout=httpx.Timeout(idle_timeout_s, connect=connect_timeout_s),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEPALIVE_S),
             trust_env=False,
         )
 
@@ -67,16 +74,15 @@ class SGLangEngine:
         abort ``rid``. The engine aborts by prefix: no rid in flight may be the beginning of another.
         Raises EngineRejected, EngineUnavailable, EngineTimeout, EngineAborted or EngineProtocolError.
         """
-        body = generate_body(ids, sampling, rid)
-        content = await _with_images(body, images) if images else json_bytes(body)
-        running = True
+        running, sent = True, rid
         self._open_streams.add(rid)
         try:
-            async with self._client.stream("POST", "/generate", content=content, headers=_JSON) as response:
+            response, sent = await self._begun(ids, sampling, rid, images)
+            async with aclosing(response):
                 if response.status_code != 200:
                     running = False
                     raise engine_error(response.status_code, _message(await response.aread()), rid)
-                output = OutputIds(rid, expanded_len(ids, images))
+                output = OutputIds(sent, expanded_len(ids, images))
                 async with aclosing(server_sent_data(response.aiter_bytes())) as payloads:
                     async for payload in payloads:
                         if payload == DONE:
@@ -95,10 +101,34 @@ class SGLangEngine:
             raise EngineUnavailable(f"the connection to the engine broke: {error!r}", rid) from error
         finally:
             if running:
-                await self._abort_unfinished(rid)
+                await self._abort_unfinished(sent)
             self._open_streams.discard(rid)
             if self._all_closed is not None and not self._open_streams:
                 self._all_closed.set()
+
+    async def _begun(
+        self, ids: Sequence[int], sampling: SamplingParams, rid: str, images: Sequence[EngineImage]
+    ) -> tuple[httpx.Response, str]:
+        """The start of the engine's response, and the rid it runs under.
+
+        Sent once more when the connection broke before it: a kept connection may be closed, by either side, in the
+        moment it is taken again. What the engine may have got is aborted, and the second sending has another rid.
+        """
+        try:
+            return await self._opened(ids, sampling, rid, images), rid
+        except _BROKEN as error:
+            logger.info("request %s is sent once more, its connection broke: %r", rid, error)
+        await self._abort_unfinished(rid)
+        again = secrets.token_hex(len(rid))[: len(rid)]
+        return await self._opened(ids, sampling, again, images), again
+
+    async def _opened(
+        self, ids: Sequence[int], sampling: SamplingParams, rid: str, images: Sequence[EngineImage]
+    ) -> httpx.Response:
+        body = generate_body(ids, sampling, rid)
+        content = await _with_images(body, images) if images else json_bytes(body)
+        request = self._client.build_request("POST", "/generate", content=content, headers=_JSON)
+        return await self._client.send(request, stream=True)
 
     async def generate(
         self, ids: Sequence[int], sampling: SamplingParams, rid: str, images: Sequence[EngineImage] = ()

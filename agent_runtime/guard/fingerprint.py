@@ -33,7 +33,10 @@ class Fingerprints:
     def visible(self, turn: Message) -> bytes:
         """Digest of an assistant turn: its text and its calls by name and argument values."""
         content = turn.content
-        key = (turn.name, content if isinstance(content, str) else _content_key(content), turn.tool_calls)
+        if not isinstance(content, str):
+            content = _content_key(content)
+        # Strings and tuples only: hashing and comparing them is no call of Python code.
+        key = (turn.name, content, tuple([(call.name, call.arguments) for call in turn.tool_calls]))
         known = self._memo.get(key)
         return known if known is not None else self._keep(key, _visible(turn))
 

@@ -31,7 +31,7 @@ def match(request: ChatRequest, scope: Scope, index: TurnIndex, prints: Fingerpr
                 _anchor(step, index)
         steps, dropped = chained(steps, end, asking, index)
         _settle(steps, asking, index)
-        index.touch(step.turn.id for step in steps if step.turn is not None)
+        index.touch([step.turn.id for step in steps if step.turn is not None])
     return Matched(messages, indices, steps, end, tuple(dropped))
 
 
@@ -61,12 +61,19 @@ def _settle(steps: list[Step], asking: Asking, index: TurnIndex) -> None:
     for any_spelling in (False, True):
         changed = True
         while changed:
+            # Only these and the turns after them can change anything: of a long history most are found by their calls.
+            open_places = [place for place, step in enumerate(steps) if step.turn is None]
             changed = False
-            for place in range(len(steps) - 1, -1, -1):
+            for place in _with_next(open_places, len(steps)):
                 changed |= _find(steps, place, asking, index, any_spelling=any_spelling)
                 changed |= place > 0 and _parent(steps[place], steps[place - 1], index)
-            for place in range(len(steps)) if changed else ():
+            for place in open_places if changed else ():
                 _find(steps, place, asking, index, any_spelling=any_spelling)
+
+
+def _with_next(places: Sequence[int], end: int) -> list[int]:
+    """The places and the ones after them, from the last to the first."""
+    return sorted({near for place in places for near in (place, place + 1) if near < end}, reverse=True)
 
 
 def _parent(step: Step, before: Step, index: TurnIndex) -> bool:

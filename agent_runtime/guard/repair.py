@@ -16,6 +16,8 @@ Mode: TypeAlias = Literal["repair", "strict", "off"]
 
 DISTINCTIVE_CHARS = 16
 """Shorter thinking may well be the same in two turns."""
+INTERRUPTED_END = "[interrupted]"
+"""How a client ends the text of a turn that broke off on its way, our agent loop for one."""
 _FILLERS = frozenset(
     ["none", "null", "n/a", "na", "placeholder", "thinking", "reasoning", "empty", "omitted", "redacted"]
 )
@@ -131,6 +133,8 @@ def _of_unknown(step: Step, known: _Thoughts) -> tuple[Check, Message]:
     """A turn that is not in the record: what it says is kept, what is certainly not its thinking is taken out."""
     sent = thinking(step.message)
     unsure: Reason = "ambiguous" if step.ambiguous else "unknown"
+    if _is_interrupted(step.message):
+        unsure = "interrupted"
     without = replace(step.message, reasoning=None)
     if step.edited is not None:
         if sent and not is_filler(sent):
@@ -145,6 +149,11 @@ def _of_unknown(step: Step, known: _Thoughts) -> tuple[Check, Message]:
     if len(sent) >= DISTINCTIVE_CHARS and sent in known.turns:
         return Check(step.index, "missing", "duplicated"), without
     return Check(step.index, "foreign", unsure), step.message
+
+
+def _is_interrupted(message: Message) -> bool:
+    """Whether a client says that this turn broke off. One with calls did not: they are never run then."""
+    return not message.tool_calls and (turn_text(message.content) or "").rstrip().endswith(INTERRUPTED_END)
 
 
 def _unrepaired(check: Check) -> Check:
@@ -163,12 +172,13 @@ def is_filler(text: str) -> bool:
 
 
 def refused(checks: Sequence[Check]) -> list[Check]:
-    """The checks that strict mode refuses: all but what is as generated, is left out by request, or was perhaps meant
-    to be left out (a client that compacts its history drops turns)."""
+    """The checks that strict mode refuses: all but what is as generated, is left out by request, broke off on its way
+    (nothing whole is on record), or was perhaps meant to be left out (a client that compacts its history drops turns).
+    """
     return [
         check
         for check in checks
         if check.verdict != "exact"
-        and check.reason != "thinking_off"
+        and check.reason not in ("thinking_off", "interrupted")
         and (check.verdict, check.reason) != ("missing", "dropped")
     ]

@@ -71,7 +71,8 @@ def extension(tip: Tip, request: ChatRequest, indices: Sequence[int], parts: Seq
     common = 0
     has_pictures = any(isinstance(message.content, tuple) for message in request.messages)
     for old, new in zip(tip.parts[:history], parts, strict=False):
-        if old.ids is not new.ids and not _equal(old.ids, new.ids):
+        known = old.ids is new.ids or _is_same_turn(tip.request, old, request, new)
+        if not known and not _equal(old.ids, new.ids):
             break
         if has_pictures and _pictures(tip.request, old) != _pictures(request, new):
             break
@@ -92,6 +93,14 @@ def history_parts(parts: Sequence[EncodedPart]) -> int:
         if parts[place - 1].message is not None:
             return place
     return len(parts)
+
+
+def _is_same_turn(before: ChatRequest | None, old: EncodedPart, request: ChatRequest, new: EncodedPart) -> bool:
+    """Whether two parts are one recorded turn, which need not be compared id by id: nothing else says what they are."""
+    if before is None or old.message is None or new.message is None or before.thinking != request.thinking:
+        return False
+    turn = request.messages[new.message]
+    return turn.recorded_ids is not None and before.messages[old.message] is turn
 
 
 def _equal(old: Sequence[int], new: Sequence[int]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 Verdict: TypeAlias = Literal["exact", "repaired", "missing", "foreign", "new"]
 Reason: TypeAlias = Literal[
     "absent", "filler", "copied", "duplicated", "padded", "truncated", "foreign",
-    "split", "text", "dropped", "edited", "ambiguous", "unknown", "thinking_off",
+    "split", "text", "dropped", "edited", "ambiguous", "unknown", "thinking_off", "interrupted",
 ]  # fmt: skip
 Moved: TypeAlias = Literal[
     "tools_order", "tools", "effort", "system_timestamp", "system_task_list", "system_text",
@@ -31,6 +31,7 @@ EXPLAINED: Mapping[Reason, str] = {
     "edited": "its text or its calls were changed",
     "ambiguous": "several turns with different thinking stood here, and nothing tells which this is",
     "unknown": "it was not generated here, or so long ago that the record has dropped it",
+    "interrupted": "the client has marked it as a turn that broke off, of which there is no whole record",
     "thinking_off": "it was generated with thinking, and this request turns thinking off",
 }
 

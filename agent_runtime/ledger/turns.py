@@ -159,9 +159,10 @@ class TurnIndex:
     def touch(self, turns: Iterable[int]) -> None:
         """Count as a use."""
         with self.lock:
+            known = self._turns
             for number in turns:
-                if number in self._turns:
-                    self._turns.move_to_end(number)
+                if number in known:
+                    known.move_to_end(number)
 
     def forget_sessions(self, sessions: Collection[int]) -> None:
         """Drop all turns of some sessions."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -12,6 +14,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
+from agent_runtime.tools.container import Container
 from agent_runtime.tools.process import Finished, run_in_group
 from agent_runtime.tools.registry import Tool, tool
 from agent_runtime.tools.result import Failure, ToolResult
@@ -45,11 +48,17 @@ def shell_tool(root: str | PathLike[str], settings: ShellSettings | None = None)
 
     Raises:
         NotADirectoryError: `root` is not an existing directory.
+        ValueError: an environment is set that the sandbox does not hand on.
     """
     directory = Path(root).resolve()
     if not directory.is_dir():
         raise NotADirectoryError(f"tool root {str(root)!r} is not a directory; create it first")
     chosen = settings or ShellSettings()
+    if isinstance(chosen.sandbox, Container) and chosen.environment:
+        raise ValueError(
+            f"environment {sorted(chosen.environment)} would not reach commands in a container; "
+            "give it as Container(environment=...)"
+        )
 
     async def run_command(
         command: Annotated[str, Field(description="Command line for /bin/sh.", min_length=1)],
@@ -61,18 +70,37 @@ def shell_tool(root: str | PathLike[str], settings: ShellSettings | None = None)
         """
         if "\0" in command:
             return ToolResult("The command contains a NUL character; nothing was run.", failure=Failure.REFUSED)
-        arguments = ["/bin/sh", "-c", command]
-        finished = await run_in_group(
-            arguments if chosen.sandbox is None else chosen.sandbox.wrap(arguments, directory),
-            directory=directory,
-            environment=_environment(directory, chosen.environment),
-            timeout_s=timeout_s,
-            keep_bytes=chosen.output_bytes,
-            max_bytes=chosen.max_output_bytes,
-        )
+        finished = await _run(["/bin/sh", "-c", command], directory, timeout_s, chosen)
         return _as_result(finished, timeout_s, chosen)
 
     return tool(timeout_s=_MAX_TIMEOUT_S + _CLEANUP_S, parallel=False)(run_command)
+
+
+async def _run(arguments: list[str], directory: Path, timeout_s: float, settings: ShellSettings) -> Finished:
+    sandbox = settings.sandbox
+    container = sandbox if isinstance(sandbox, Container) else None
+    command = arguments if sandbox is None else sandbox.wrap(arguments, directory)
+    ending: threading.Thread | None = None
+    whole = False
+    try:
+        finished = await run_in_group(
+            command,
+            directory=directory,
+            # A container's client needs the settings of its user; the command does not get them.
+            environment=os.environ if container else _environment(directory, settings.environment),
+            timeout_s=timeout_s,
+            keep_bytes=settings.output_bytes,
+            max_bytes=settings.max_output_bytes,
+        )
+        whole = finished.stopped_by is None
+    finally:
+        if container is not None and not whole:
+            # On a thread that is waited for unless the call is cancelled.
+            ending = threading.Thread(target=container.end, args=(command,), name="end-container")
+            ending.start()
+    if ending is not None:
+        await asyncio.to_thread(ending.join)
+    return finished
 
 
 def _environment(directory: Path, extra: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Conversations to K3 prompts: segments, then token ids."""
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from k3_sglang.chat.arguments import argument_text, load_arguments, type_name
@@ -81,20 +81,28 @@ class EncodedPart(NamedTuple):
     ids: Sequence[int]
 
 
+_new_part: Callable[[tuple[int | None, Sequence[int] | None]], EncodedPart] = partial(
+    tuple.__new__,  # pyright: ignore[reportUnknownMemberType]
+    EncodedPart,
+)
+
+
 def encode_parts(request: ChatRequest, tokenizer: K3Tokenizer, cache: EncodeCache | None = None) -> list[EncodedPart]:
     """Ids of `render(request)` part by part, in the order of the prompt; raises as that does."""
     if cache is None:
-        return [EncodedPart(index, tokenizer.encode_segments(made)) for index, _, made in _parts(request)]
+        return [EncodedPart(index, tokenizer.encode_segments(made) + [*ids]) for index, _, made, ids in _parts(request)]
     try:
         parts = list(_parts(request))
-        encoded: list[EncodedPart] = []
-        for (index, key, segments), known in zip(parts, cache.find(key for _, key, _ in parts), strict=True):
-            if known is None:
+        found: list[Sequence[int] | None] = [*cache.find([part[1] for part in parts])]
+        for place, (_, key, segments, recorded) in enumerate(parts):
+            ids = found[place]
+            if ids is None:
                 ids = tokenizer.encode_segments(segments)
-                encoded.append(EncodedPart(index, ids if key is None else cache.keep(key, ids)))
-            else:
-                encoded.append(EncodedPart(index, known))
-        return encoded
+                found[place] = ids = ids if key is None else cache.keep(key, ids)
+            if recorded:
+                found[place] = tuple(ids) + recorded
+        # A history has thousands: made without a call of Python code for each.
+        return list(map(_new_part, zip([part[0] for part in parts], found, strict=True)))
     except ChatRequestError:
         render(request)  # meets the errors in their order
         raise
@@ -117,37 +125,56 @@ def render(request: ChatRequest) -> list[Segment]:
     Raises ChatRequestError for arguments that are not a JSON object, tool results no tool can be named for,
     and images of unknown size.
     """
-    return [segment for _, _, segments in _parts(request) for segment in segments]
+    segments: list[Segment] = []
+    for _, _, made, recorded in _parts(request):
+        segments += made
+        if recorded:
+            segments.append(Segment("", False, recorded))
+    return segments
 
 
-# A part of a prompt: the index of its message, if it is one; a key that determines its ids, None if it is short or is
-# made of recorded ids; and its segments.
-_Part = tuple[int | None, Hashable | None, Iterable[Segment]]
+# A part of a prompt: the index of its message, if it is one; a key that determines the ids of its segments, None if it
+# is short; its segments; and the recorded ids that follow them.
+_Part = tuple[int | None, Hashable | None, Iterable[Segment], tuple[int, ...]]
 
 
 def _parts(request: ChatRequest) -> Iterator[_Part]:
     if request.tools:
         yield _system("tool-declare", _TOOLS.format(canonical_json(list(request.tools))))
-    if request.thinking and request.effort is not None:
+    thinking = request.thinking
+    if thinking and request.effort is not None:
         yield _system("thinking-effort", _EFFORT.format(request.effort))
     for index, message, result in name_results(request.messages):
-        if message.role == "system" and message.tools:
+        if message.role == "assistant":
+            recorded = message.recorded_ids
+            if recorded is not None and (thinking or message.recorded_start == "response"):
+                key = "turn", message.name, message.recorded_start
+                yield index, key, _recorded_head(message), recorded
+            else:
+                yield index, _turn_key(message, thinking), _assistant(index, message, thinking), ()
+        elif message.role == "system" and message.tools:
             yield _system("tool-declare", _NEW_TOOLS.format(canonical_json(list(message.tools))), index)
         else:
-            yield index, _key(message, result, request.thinking), _message(index, message, result, request.thinking)
+            key = message.role, message.name, _content_key(message.content), result
+            yield index, key, _message(index, message, result), ()
     yield from _one_shot(request)
     if request.add_generation_prompt:
-        yield None, None, (*_open("message", role="assistant"), *_open(request.start))
+        yield None, None, (*_open("message", role="assistant"), *_open(request.start)), ()
 
 
-def _key(message: Message, result: NamedResult | None, thinking: bool) -> Hashable | None:
-    """All that a message's segments depend on."""
-    if message.recorded_ids is not None:
-        return None
-    content = message.content
+def _turn_key(turn: Message, thinking: bool) -> Hashable:
+    """All that the segments of an assistant turn depend on when it is rendered from its text.
+
+    Strings and tuples only: keys of long histories are hashed with every request.
+    """
+    calls = tuple([(call.name, call.arguments) for call in turn.tool_calls])
+    return thinking, turn.name, _content_key(turn.content), turn.reasoning, calls
+
+
+def _content_key(content: Content) -> Hashable:
     if isinstance(content, tuple):
-        content = tuple(part.size if isinstance(part, ImagePart) else part.text for part in content)
-    return thinking, message.role, message.name, content, message.reasoning, message.tool_calls, result
+        return tuple(part.size if isinstance(part, ImagePart) else part.text for part in content)
+    return content
 
 
 def _one_shot(request: ChatRequest) -> Iterator[_Part]:
@@ -162,30 +189,32 @@ def _one_shot(request: ChatRequest) -> Iterator[_Part]:
         yield _system("response-format", text)
 
 
-def _message(index: int, message: Message, result: NamedResult | None, thinking: bool) -> Iterator[Segment]:
-    param = f"messages[{index}]"
-    if message.role == "assistant":
-        yield from _assistant(param, message, thinking)
-        return
+def _message(index: int, message: Message, result: NamedResult | None) -> Iterator[Segment]:
     if result is not None:
         yield from _open("message", role="tool", tool=result.tool, index=str(result.position))
     elif message.name is not None:
         yield from _open("message", role=message.role, name=message.name)
     else:
         yield from _open("message", role=message.role)
-    yield from _content(param, message.content)
+    yield from _content(f"messages[{index}]", message.content)
     yield from _end_message()
 
 
-def _assistant(param: str, message: Message, thinking: bool) -> Iterator[Segment]:
+def _open_turn(message: Message) -> tuple[Segment, ...]:
     if message.name is not None:
-        yield from _open("message", role="assistant", name=message.name)
-    else:
-        yield from _open("message", role="assistant")
-    if message.recorded_ids is not None and (thinking or message.recorded_start == "response"):
-        yield from _open(message.recorded_start)
-        yield Segment("", False, message.recorded_ids)
-        return
+        return _open("message", role="assistant", name=message.name)
+    return _open("message", role="assistant")
+
+
+def _recorded_head(message: Message) -> Iterator[Segment]:
+    """What stands before the recorded ids of a turn."""
+    yield from _open_turn(message)
+    yield from _open(message.recorded_start)
+
+
+def _assistant(index: int, message: Message, thinking: bool) -> Iterator[Segment]:
+    param = f"messages[{index}]"
+    yield from _open_turn(message)
     if thinking:
         yield from _open("think")
         if message.reasoning and not message.reasoning.isspace():
@@ -261,7 +290,7 @@ def _image(param: str, part: ImagePart) -> Segment:
 
 
 def _system(kind: str, text: str, message: int | None = None) -> _Part:
-    return message, (kind, text), (*_open("message", role="system", type=kind), Segment(text), *_end_message())
+    return message, (kind, text), (*_open("message", role="system", type=kind), Segment(text), *_end_message()), ()
 
 
 def _open(tag: str, **attributes: str) -> tuple[Segment, ...]:

@@ -32,6 +32,18 @@ def name_results(messages: Sequence[Message]) -> Iterator[tuple[int, Message, Na
             yield position, message, None
             position += 1
             continue
+        if (
+            len(calls) == 1
+            and not answered
+            and message.tool_call_id
+            and message.tool_call_id == calls[0].id
+            and (position + 1 == len(messages) or messages[position + 1].role != "tool")
+        ):
+            # The common case, told apart for long histories: the one result of the one call.
+            answered = 1
+            yield position, message, NamedResult(calls[0].name, 1)
+            position += 1
+            continue
         end = position
         while end < len(messages) and messages[end].role == "tool":
             end += 1
@@ -46,8 +58,6 @@ def _ordered(
     messages: Sequence[Message], begin: int, end: int, calls: Sequence[ToolCall]
 ) -> list[tuple[int, Message, ToolCall | None]]:
     """The run sorted by call, or as it stands (unmatched) when an id answers no call."""
-    if end - begin == len(calls) == 1 and calls[0].id and messages[begin].tool_call_id == calls[0].id:
-        return [(begin, messages[begin], calls[0])]  # the common case, told apart for long histories
     places = match_ids([messages[i].tool_call_id for i in range(begin, end)], calls)
     if None in places:
         return [(i, messages[i], None) for i in range(begin, end)]

@@ -129,9 +129,11 @@ def logged(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return [entry["message"] for entry in entries if entry["kind"] in ("message", "run")]
 
 
-def main() -> None:
-    """Run sessions in children that are killed, until so many were; prints kills, sessions and lost writes as JSON."""
-    folder, wanted, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def crash(folder: Path, wanted: int, seed: int) -> dict[str, int]:
+    """Run sessions in children that are killed, until so many were.
+
+    Counts kills, sessions, and calls that were interrupted so that nobody knows whether they took effect.
+    """
     chance = random.Random(seed)
     kills = sessions = interrupted = 0
     whole_s = 0.0
@@ -162,7 +164,12 @@ def main() -> None:
         written = effects.read_text().split()
         assert len(written) == len(set(written)), f"session {sessions} wrote twice: {written}"
         sessions += 1
-    print(json.dumps({"kills": kills, "sessions": sessions, "interrupted": interrupted}))
+    return {"kills": kills, "sessions": sessions, "interrupted": interrupted}
+
+
+def main() -> None:
+    """`crash` with the arguments folder, kills and seed; prints the counts as JSON."""
+    print(json.dumps(crash(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
 
 
 if __name__ == "__main__":

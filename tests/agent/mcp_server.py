@@ -12,7 +12,7 @@ from mcp_types import ToolAnnotations
 server = MCPServer("tests")
 
 
-@server.tool(annotations=ToolAnnotations(readOnlyHint=True))
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
 def add(a: int, b: int) -> int:
     """Adds two numbers."""
     return a + b

@@ -3,7 +3,8 @@
 Tested elsewhere, because they concern something else (the survey has no B47, B49 and B51):
 
 - B01-B33 and client cases 8-20, as far as text becomes a prompt or a turn: `tests/chat`; here is the loop's half;
-- client cases 1, 2, 4-6, 22-24: histories of clients that lose thinking, which a gateway repairs;
+- client cases 1, 2, 4-6, 22-24: histories of clients that lose thinking, which a gateway repairs: `tests/guard`,
+  `tests/gateway/test_client_cases.py` (and case 30 there with 32 sessions at once);
 - case 18 (calls behind the tools section) and 20 (two words for one effort): parser and gateway alone;
 - cases 21 and 25: profiles of K2 endpoints, which this client does not speak to.
 """

@@ -77,7 +77,8 @@ def test_a_process_killed_at_random_moments_is_gone_on_with(tmp_path: Path, repo
         timeout=110,
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["kills"] >= KILLS
+    counts = json.loads(done.stdout)
+    assert counts["kills"] >= KILLS and counts["interrupted"] > 0, "some were killed in the middle of a tool"
 
 
 async def test_what_was_used_of_the_limits_counts_after_a_resume(tmp_path: Path) -> None:

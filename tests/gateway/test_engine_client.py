@@ -203,6 +203,44 @@ async def test_no_engine_at_all_is_unavailable_and_unhealthy() -> None:
     await engine.aclose()
 
 
+class Unreliable:
+    """An engine that closes the connection on so many generations before it answers one."""
+
+    def __init__(self, breaks: int) -> None:
+        self.breaks = breaks
+        self.seen: list[tuple[str, str]] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        size = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length"))
+        path, rid = head.split()[1], json.loads(await reader.readexactly(size))["rid"]
+        self.seen.append((path, rid))
+        if path == "/abort_request":
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        elif self.breaks:
+            self.breaks -= 1
+        else:
+            end = json.dumps(event([7], 1, {"type": "length"})).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\ndata: " + end + b"\n\n")
+        writer.close()
+
+
+@pytest.mark.parametrize("breaks", [1, 2])
+async def test_a_connection_that_breaks_before_an_answer_is_tried_once_more_under_another_rid(breaks: int) -> None:
+    unreliable = Unreliable(breaks)
+    async with await asyncio.start_server(unreliable.serve, "127.0.0.1", 0) as server:
+        engine = SGLangEngine(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        if breaks == 1:
+            assert (await engine.generate(PROMPT, SAMPLING, "abcdef")).ids == (7,)
+        else:
+            with pytest.raises(EngineUnavailable, match="connection to the engine broke"):
+                await engine.generate(PROMPT, SAMPLING, "abcdef")
+        await engine.aclose()
+    generated = [rid for path, rid in unreliable.seen if path == "/generate"]
+    assert len(generated) == 2 and generated[0] == "abcdef" and generated[1] != "abcdef" and len(generated[1]) == 6
+    assert unreliable.seen[1] == ("/abort_request", "abcdef")
+
+
 async def test_health_and_server_info_come_from_the_engine(engine: SGLangEngine, stub: StubEngine) -> None:
     assert await engine.healthy() and await engine.healthy(deep=True)
     assert await engine.server_info() == {"version": "stub"}

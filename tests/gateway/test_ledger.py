@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from agent_runtime.__main__ import main as agent_command
 from agent_runtime.engine.sglang import SGLangEngine
 from agent_runtime.gateway.app import create_app
 from agent_runtime.gateway.settings import GatewaySettings
@@ -176,3 +177,16 @@ async def test_the_command_shows_what_is_there(
     assert main(["forget", path, session]) == 0
     capsysbinary.readouterr()
     assert main(["show", path, session]) == 0
+
+
+async def test_the_agents_commands_read_a_ledger_too(
+    settings: dict[str, Any], tokenizer: K3Tokenizer, engine_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with started(settings, tokenizer, engine_url) as client:
+        await post(client, chat("Hello", prompt_cache_key="mine"))
+    assert agent_command(["sessions", "--ledger", settings["ledger"]]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split("\t")[1:3] == ["1", "1"]
+    assert agent_command(["replay", settings["ledger"]]) == 0
+    assert capsys.readouterr().out == "1 steps, 0 problems\n"
+    assert agent_command(["replay", settings["ledger"], "--request", "1"]) == 2
+    assert "--request is for run logs" in capsys.readouterr().out

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime.gateway.anthropic.decode import decode, session_in
+from agent_runtime.gateway.anthropic.encode import arguments_object
 from k3_sglang.chat.encode import encode
 from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.types import Message
@@ -263,3 +264,11 @@ def test_images_have_their_counterpart_in_messages_and_results() -> None:
         "image_url": {"url": "https://example.org/a.png"},
         "cache_control": MARK,
     }
+
+
+def test_arguments_that_no_number_can_hold_stay_text() -> None:
+    long = "1" * 5000
+    found = arguments_object(f'{{"a": 1e999, "b": {long}, "c": NaN, "d": 1.5, "e": [-1e999, 2]}}')
+    assert found == {"a": "1e999", "b": long, "c": "NaN", "d": 1.5, "e": ["-1e999", 2]}
+    assert json.dumps(found, allow_nan=False)
+    assert arguments_object(" ") == {}

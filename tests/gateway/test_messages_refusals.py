@@ -1,10 +1,16 @@
 """Messages requests that cannot be served: each field at fault is named as the client wrote it."""
 
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent_runtime.gateway.anthropic.decode import decode
 from k3_sglang.chat.errors import ChatRequestError
-from tests.gateway.messages import IMAGE, WEATHER, Json, ask, result, text, with_call
+from k3_sglang.chat.request import parse_request
+from k3_sglang.chat.types import ImagePart
+from tests.gateway.messages import IMAGE, MARK, WEATHER, Json, ask, result, text, with_call
 
 
 def user_with(block: Json) -> Json:
@@ -108,3 +114,61 @@ def test_what_cannot_be_done_is_refused_at_its_place(body: Json, param: str) -> 
         decode(body)
     assert refused.value.param == param
     assert "got " in refused.value.message or len(refused.value.message) > 20
+
+
+EVERYTHING = {
+    **with_call(
+        result("toolu_1", [text("rain"), IMAGE, {"type": "tool_reference", "tool_name": "later"}], is_error=True),
+        {"role": "system", "content": [{"type": "tool_addition", "tool": {"type": "tool_reference", "name": "later"}}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "a", "signature": "k3.a"}, text("b")]},
+        {"role": "user", "content": [text("Go on", cache_control=MARK)]},
+    ),
+    "system": [text("Be short.", cache_control=MARK)],
+    "tools": [WEATHER, {"name": "later", "input_schema": {}, "defer_loading": True}],
+    "tool_choice": {"type": "tool", "name": "get_weather"},
+    "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {}}},
+    "metadata": {"user_id": '{"session_id": "a"}'},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "stop_sequences": ["a"],
+}
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of everything inside a JSON value."""
+    keys: Any = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in ((*path, key), *places_in(value[key], (*path, key)))]
+
+
+def altered(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """The value with something else at a path; as it is where the path leads nowhere."""
+    if not path:
+        return new
+    key, rest = path[0], path[1:]
+    if isinstance(value, dict) and key in value:
+        return {**value, key: altered(value[key], rest, new)}
+    if isinstance(value, list) and isinstance(key, int) and key < len(value):
+        items: list[Any] = value
+        return [*items[:key], altered(items[key], rest, new), *items[key + 1 :]]
+    return value
+
+
+def test_what_is_altered_below_is_served_as_it_stands() -> None:
+    assert parse_request(decode(EVERYTHING).body, images=lambda source, _: ImagePart(source, (28, 28))).tools
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from(places_in(EVERYTHING)), junk), min_size=1, max_size=2))
+def test_whatever_stands_in_a_request_it_is_read_or_refused(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
+    body: Any = EVERYTHING
+    for path, value in changes:
+        body = altered(body, path, value)
+    try:
+        parse_request(decode(body).body, images=lambda source, _: ImagePart(source, (28, 28)))
+    except ChatRequestError as refused:
+        assert refused.param and refused.code

@@ -236,6 +236,15 @@ async def test_a_session_as_claude_code_sends_it_is_served_exactly(
     assert answer["k3"]["cache"]["session"] == f"metadata:{SESSION}"
 
 
+async def test_the_header_names_the_session_where_the_body_does_not(gateway: Running) -> None:
+    headers = {"x-claude-code-session-id": "from-header"}
+    for fields, session in (({}, "metadata:from-header"), ({"metadata": {"user_id": USER_ID}}, f"metadata:{SESSION}")):
+        response = await gateway.client.post("/v1/messages", json=ask(**fields), headers=headers)
+        assert response.json()["k3"]["cache"]["session"] == session
+    named = await gateway.client.post("/v1/messages", json=ask(metadata={"user_id": "someone"}), headers=headers)
+    assert named.json()["k3"]["cache"]["session"] == "metadata:from-header"
+
+
 async def test_a_restarted_gateway_knows_signatures_and_a_ledger_can_be_gone_through_again(
     settings: dict[str, Any],
     tokenizer: K3Tokenizer,

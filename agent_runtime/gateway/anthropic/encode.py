@@ -1,6 +1,7 @@
 """A finished completion as a message of this API."""
 
 import json
+import math
 from typing import Any
 
 from agent_runtime.gateway.anthropic.places import Places
@@ -30,6 +31,9 @@ def message_object(facts: Facts, content: list[Json], usage: Json, ending: Json)
     }
 
 
+_MAX_DIGITS = 4_000
+"""Python reads no longer ones."""
+
 NOT_ENDED: Json = {"stop_reason": None, "stop_sequence": None}
 
 
@@ -54,9 +58,24 @@ def content_of(delivered: Delivered, signature: str, *, hides_thinking: bool) ->
     if message.content:
         blocks.append({"type": "text", "text": message.content})
     for call in message.tool_calls:
-        arguments: Json = json.loads(call.arguments) if call.arguments.strip() else {}
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(call.arguments)})
     return blocks
+
+
+def arguments_object(arguments: str) -> Json:
+    """A call's arguments as an object. Numbers that no reader of JSON could hold stay text."""
+    if not arguments.strip():
+        return {}
+    return json.loads(arguments, parse_float=_number, parse_int=_whole_number, parse_constant=str)
+
+
+def _number(text: str) -> float | str:
+    number = float(text)
+    return number if math.isfinite(number) else text
+
+
+def _whole_number(text: str) -> int | str:
+    return int(text) if len(text) <= _MAX_DIGITS else text
 
 
 def usage_object(facts: Facts, usage: Usage) -> Json:
