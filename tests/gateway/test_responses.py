@@ -319,6 +319,15 @@ async def test_faults_found_behind_the_codec_name_the_fields_of_the_request(clie
     assert stub.requests == []
 
 
+async def test_numbers_and_depths_that_json_cannot_hold_are_refused(client: Client, stub: StubEngine) -> None:
+    deep = '{"a":' * 50_000 + "1" + "}" * 50_000
+    for odd in ("1e400", deep):
+        content = f'{{"model": "{MODEL}", "input": [{{"type": "reasoning", "odd": {odd}}}]}}'
+        answer = await client.http.post("/v1/responses", content=content)
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
+    assert stub.requests == []
+
+
 async def test_what_is_not_stored_cannot_be_had(client: Client, writer: TurnWriter) -> None:
     response = await client.ask(asks(store=False), writer.turn())
     await client.get(response["id"], status=404)

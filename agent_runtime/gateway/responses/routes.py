@@ -51,6 +51,7 @@ class ResponseRoutes:
             body, _ = await read_json_object(request, self._gateway.settings.max_body_bytes)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
+        _check_numbers(body)
         previous = self._previous(body)
         decoded = decode(body, previous.conversation() if previous is not None else (), self.store.find_item)
         if decoded.fields.background:
@@ -61,8 +62,6 @@ class ResponseRoutes:
             job = await prepare(Asked(decoded.chat, raw, request.headers), self._gateway)
         except ApiError as error:
             raise decoded.blame.error(error) from error
-        except RecursionError as error:
-            raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
         wire = self._wire(body, decoded, job, previous)
         if not decoded.fields.background:
             return _Foreground(Answer(self._gateway, job, wire), wire)
@@ -177,6 +176,17 @@ class _Foreground:
             await self._answer(scope, receive, send)
         finally:
             self._wire.left()
+
+
+def _check_numbers(body: Json) -> None:
+    """Raise ApiError for what could be read and not be written: the response repeats parts of the request."""
+    try:
+        json.dumps(body, allow_nan=False)
+    except ValueError as error:
+        message = "The request has a number that is too large for JSON; write it smaller, or as a string."
+        raise ApiError(400, message, code="invalid_json") from error
+    except RecursionError as error:
+        raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
 
 
 def _include(request: Request) -> list[str]:
