@@ -38,7 +38,7 @@ class Answer:
         try:
             async with anyio.create_task_group() as tasks:
                 out, items = anyio.create_memory_object_stream[Item](BUFFERED_ITEMS)
-                tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
+                tasks.start_soon(cancel_on_disconnect, receive, tasks.cancel_scope)
                 tasks.start_soon(run_choices, self._gateway, self._job, out)
                 async with items:
                     try:
@@ -126,7 +126,7 @@ class Answer:
         )
 
 
-async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
+async def cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
     """The request body has been read, so the only message left is that the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

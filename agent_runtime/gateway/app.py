@@ -28,7 +28,9 @@ from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Asked, Gateway, prepare
 from agent_runtime.gateway.record import Record
+from agent_runtime.gateway.responses.routes import ResponseRoutes
 from agent_runtime.gateway.settings import GatewaySettings
+from agent_runtime.gateway.text_routes import TextRoutes
 from agent_runtime.gateway.wire import ChatWire
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -95,6 +97,12 @@ class _Endpoints:
         status = "ok" if healthy else "engine_unavailable"
         return JSONResponse({"status": status}, status_code=200 if healthy else 503)
 
+    async def ready(self, request: Request) -> Response:
+        """GET /ready: whether requests can be answered now; the process itself is alive when anything answers."""
+        healthy = await self._gateway.engine.healthy()
+        status = "ready" if healthy else "engine_unavailable"
+        return JSONResponse({"status": status}, status_code=200 if healthy else 503)
+
 
 def create_app(
     settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer | None, foreign: ForeignServer | None = None
@@ -111,10 +119,12 @@ def create_app(
     cache = CacheLink(engine)
     gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, foreign)
     endpoints = _Endpoints(gateway)
+    responses = ResponseRoutes(gateway)
+    text_routes = TextRoutes(gateway)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
-        async with anyio.create_task_group() as tasks:
+        async with responses.background.serving(), anyio.create_task_group() as tasks:
             await cache.first_ask()
             tasks.start_soon(cache.keep_asking)
             yield
@@ -131,6 +141,9 @@ def create_app(
             Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
             Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
             Route("/health", endpoints.health, methods=["GET"]),
+            Route("/ready", endpoints.ready, methods=["GET"]),
+            *responses.routes(),
+            *text_routes.routes(),
             *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},

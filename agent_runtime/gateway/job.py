@@ -136,23 +136,24 @@ async def prepare(asked: Asked, gateway: Gateway) -> Job:
 
 
 async def prompt_tokens(asked: Asked, gateway: Gateway) -> int:
-    """Tokens of the prompt that a request would have, as `Usage` counts them; nothing is asked of the engine.
+    """Tokens of the prompt that a request would have, as `Usage` counts them. Raises ApiError."""
+    return (await looked_at(asked, gateway)).prompt_tokens
 
-    Raises ApiError.
-    """
+
+async def looked_at(asked: Asked, gateway: Gateway) -> ReplayedPrompt:
+    """The prompt that a request would have; nothing is asked of the engine. Raises ApiError."""
     require_model(asked.body.get("model"), gateway.settings)
     with refusals():
         fetched = await gateway.images.fetch(list(image_sources(asked.body)))
 
-    def count() -> int:
+    def look() -> ReplayedPrompt:
         fields = {key: asked.body.get(key) for key in ("prompt_cache_key", "metadata", "user")}
         session = find_session(asked.headers, None, **fields)
         with refusals():
             request = parse_request(asked.body, images=gateway.images.request_images(fetched))
-            looked = gateway.record.guard.look(request, scope_of(session), gateway.tokenizer, gateway.encoded)
-        return looked.prompt_tokens
+            return gateway.record.guard.look(request, scope_of(session), gateway.tokenizer, gateway.encoded)
 
-    return await anyio.to_thread.run_sync(count)
+    return await anyio.to_thread.run_sync(look)
 
 
 def _checked_options(body: dict[str, Any], settings: GatewaySettings) -> ChatOptions:

@@ -1,7 +1,7 @@
 """The fields of a chat completion that do not shape the prompt: validated, none silently ignored."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -27,6 +27,7 @@ REFUSED = {
 }
 """Why a known field is refused, or allows only its neutral value."""
 
+Model = TypeVar("Model", bound=BaseModel)
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
@@ -120,16 +121,27 @@ class ChatOptions(BaseModel):
 def parse_options(body: Mapping[str, Any]) -> ChatOptions:
     """Validate what is not the prompt. Raises ApiError 400 that names every faulty field."""
     rest = {key: value for key, value in body.items() if key not in PROMPT_FIELDS}
-    unknown = [key for key in rest if key not in ChatOptions.model_fields]
+    return validated(ChatOptions, rest, refused=REFUSED, elsewhere=PROMPT_FIELDS)
+
+
+def validated(
+    model: type[Model], values: Mapping[str, Any], *, refused: Mapping[str, str], elsewhere: Collection[str]
+) -> Model:
+    """The fields of a request as ``model``. ``refused`` has the reasons for fields that are known and not honoured,
+    ``elsewhere`` the fields that are read by others.
+
+    Raises ApiError 400 that names every faulty field.
+    """
+    unknown = [key for key in values if key not in model.model_fields]
     if unknown:
-        raise _unknown(unknown)
+        raise _unknown(unknown, refused, {*model.model_fields, *elsewhere})
     try:
-        return ChatOptions.model_validate(rest)
+        return model.model_validate(values)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-    texts = [_problem(item["loc"], item["msg"], item["input"]) for item in problems]
+    texts = [_problem(item["loc"], item["msg"], item["input"], refused) for item in problems]
     param = _field(problems[0]["loc"]) or None
-    code = "unsupported_value" if param in REFUSED else "invalid_value"
+    code = "unsupported_value" if param is not None and _head(param) in refused else "invalid_value"
     raise ApiError(400, "; ".join(dict.fromkeys(texts[:MAX_NAMED])), code=code, param=param)
 
 
@@ -140,22 +152,26 @@ def _field(location: tuple[int | str, ...]) -> str:
     return path[:MAX_PARAM_CHARS]
 
 
-def _problem(location: tuple[int | str, ...], message: str, value: Any) -> str:
+def _head(field: str) -> str:
+    return field.partition(".")[0]
+
+
+def _problem(location: tuple[int | str, ...], message: str, value: Any, refused: Mapping[str, str]) -> str:
     field = _field(location)
     if not field:
         return message.removeprefix("Value error, ")
-    reason = REFUSED.get(field)
+    reason = refused.get(_head(field))
     return f"{field}={shown(value)}: {message}" + (f" ({reason})" if reason else "")
 
 
-def _unknown(names: list[str]) -> ApiError:
-    known = [f"{shown(name)} ({REFUSED[name]})" if name in REFUSED else shown(name) for name in names[:MAX_NAMED]]
+def _unknown(names: list[str], refused: Mapping[str, str], accepted: Collection[str]) -> ApiError:
+    known = [f"{shown(name)} ({refused[name]})" if name in refused else shown(name) for name in names[:MAX_NAMED]]
     if len(names) > MAX_NAMED:
         known.append(f"{len(names) - MAX_NAMED} more")
-    accepted = ", ".join(sorted({*ChatOptions.model_fields, *PROMPT_FIELDS}))
+    plural = "s" if len(names) > 1 else ""
     return ApiError(
         400,
-        f"Unsupported field{'s' if len(names) > 1 else ''}: {', '.join(known)}. Accepted: {accepted}.",
+        f"Unsupported field{plural}: {', '.join(known)}. Accepted: {', '.join(sorted(accepted))}.",
         code="unsupported_field",
         param=names[0][:MAX_PARAM_CHARS],
     )

@@ -97,6 +97,10 @@ class GatewaySettings(BaseModel):
     """Size of the ledger at which the sessions unused for longest are deleted."""
     ledger_max_age_days: Annotated[float, Field(gt=0)] | None = None
     """Days after its last use that a session is deleted from the ledger."""
+    stored_responses: Count = 10_000
+    """Responses of ``/v1/responses`` kept in memory, to be fetched and continued by their id."""
+    stored_responses_bytes: Count = 256 * MIB
+    """Size of them as JSON, at which the ones unused for longest are dropped."""
     encoded_tokens: Count = 4_000_000
     """Prompt tokens of messages kept so that a history is not tokenised again: about 15 bytes each, text included."""
 

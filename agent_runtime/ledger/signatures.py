@@ -3,6 +3,7 @@
 import secrets
 
 _RANDOM_BYTES = 24
+_PREFIX = "k3."
 
 
 def new_signature() -> str:
@@ -10,4 +11,9 @@ def new_signature() -> str:
 
     Random rather than computed: one whose turn was never recorded leads nowhere, also after a restart.
     """
-    return f"k3.{secrets.token_urlsafe(_RANDOM_BYTES)}"
+    return f"{_PREFIX}{secrets.token_urlsafe(_RANDOM_BYTES)}"
+
+
+def is_own_signature(text: str) -> bool:
+    """Whether a signature looks as if it was made here; other servers' say nothing here."""
+    return text.startswith(_PREFIX)

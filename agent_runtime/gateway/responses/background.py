@@ -1,0 +1,90 @@
+"""Responses that run while nobody waits: started, cancelled, ended with the server."""
+
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+
+from agent_runtime.gateway.completion import ChoiceEnd, Failure, Item
+from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.job import Gateway, Job
+from agent_runtime.gateway.responses.wire import ResponsesWire
+from agent_runtime.gateway.run import run_choices
+
+logger = logging.getLogger(__name__)
+
+MAX_RUNNING = 64
+"""Each holds a request of the engine that no client can end by leaving."""
+
+
+class Background:
+    """Runs jobs as tasks of the server."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._tasks: TaskGroup | None = None
+        self._running: dict[str, anyio.CancelScope] = {}
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None, None]:
+        """While it lasts, jobs run; at its end the ones left are aborted."""
+        async with anyio.create_task_group() as self._tasks:
+            yield
+            self._tasks.cancel_scope.cancel()
+        self._tasks = None
+
+    def check_room(self) -> None:
+        """Raise ApiError when no more can run."""
+        if self._tasks is None:
+            raise ApiError(503, "The server is not running tasks.", code="unavailable", type="server_error")
+        if len(self._running) >= MAX_RUNNING:
+            raise ApiError(
+                429,
+                f"{MAX_RUNNING} responses run in the background, and no more may. Wait for one, or cancel one.",
+                code="rate_limit_exceeded",
+                type="rate_limit_error",
+            )
+
+    def start(self, job: Job, wire: ResponsesWire) -> None:
+        """Run a job to its end; ``wire`` has the response."""
+        assert self._tasks is not None, "check_room comes first"
+        scope = self._running[wire.id] = anyio.CancelScope()
+        self._tasks.start_soon(self._run, job, wire, scope)
+
+    def cancel(self, name: str) -> None:
+        """Abort a response that runs; nothing happens to others."""
+        if name in self._running:
+            self._running[name].cancel()
+
+    async def _run(self, job: Job, wire: ResponsesWire, scope: anyio.CancelScope) -> None:
+        began_s = time.monotonic()
+        try:
+            with scope:
+                await self._collect(job, wire)
+        except Exception:
+            logger.exception("response %s in the background failed", wire.id)
+        finally:
+            del self._running[wire.id]
+            wire.left()  # when it was cancelled, else it is over already
+            logger.info(
+                "response %s in the background: %s after %.0f ms",
+                wire.id,
+                wire.response["status"],
+                1000 * (time.monotonic() - began_s),
+            )
+
+    async def _collect(self, job: Job, wire: ResponsesWire) -> None:
+        ends: list[ChoiceEnd] = []
+        out, items = anyio.create_memory_object_stream[Item](1)
+        async with anyio.create_task_group() as tasks, items:
+            tasks.start_soon(run_choices, self._gateway, job, out)
+            async for item in items:
+                if isinstance(item, ChoiceEnd):
+                    ends.append(item)
+                elif isinstance(item, Failure):
+                    wire.fail(item.error)
+                    return
+        wire.whole(ends)

@@ -1,0 +1,203 @@
+"""The routes under /v1/responses."""
+
+import json
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agent_runtime.gateway.answer import Answer
+from agent_runtime.gateway.body import read_json_object
+from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.job import Asked, Gateway, Job, prepare
+from agent_runtime.gateway.responses.background import Background
+from agent_runtime.gateway.responses.decode import Decoded, decode
+from agent_runtime.gateway.responses.encode import without_signatures
+from agent_runtime.gateway.responses.fields import ENCRYPTED_REASONING, IMAGE_URLS
+from agent_runtime.gateway.responses.listing import page, with_ids
+from agent_runtime.gateway.responses.response import Json, new_response
+from agent_runtime.gateway.responses.store import ResponseStore, Stored
+from agent_runtime.gateway.responses.wire import ResponsesWire
+from k3_sglang.chat.request_fields import shown
+
+CLIENT_CLOSED_REQUEST = 499
+_PATH = "/v1/responses"
+
+
+class ResponseRoutes:
+    """Creates, shows, lists, cancels and deletes responses."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        settings = gateway.settings
+        self.store = ResponseStore(settings.stored_responses, settings.stored_responses_bytes)
+        self.background = Background(gateway)
+
+    def routes(self) -> list[Route]:
+        """For the application."""
+        return [
+            Route(_PATH, self.create, methods=["POST"]),
+            Route(f"{_PATH}/{{name}}", self.show, methods=["GET"]),
+            Route(f"{_PATH}/{{name}}", self.delete, methods=["DELETE"]),
+            Route(f"{_PATH}/{{name}}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{_PATH}/{{name}}/input_items", self.input_items, methods=["GET"]),
+        ]
+
+    async def create(self, request: Request) -> ASGIApp:
+        """POST /v1/responses."""
+        try:
+            body, _ = await read_json_object(request, self._gateway.settings.max_body_bytes)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        _check_numbers(body)
+        previous = self._previous(body)
+        decoded = decode(body, previous.conversation() if previous is not None else (), self.store.find_item)
+        if decoded.fields.background:
+            self.background.check_room()
+        try:
+            # The record keeps the chat completion that is meant: whole, where the request says only what is new.
+            raw = json.dumps(decoded.chat, ensure_ascii=False).encode()
+            job = await prepare(Asked(decoded.chat, raw, request.headers), self._gateway)
+        except ApiError as error:
+            raise decoded.blame.error(error) from error
+        wire = self._wire(body, decoded, job, previous)
+        if not decoded.fields.background:
+            return _Foreground(Answer(self._gateway, job, wire), wire)
+        self.background.start(job, wire)
+        return JSONResponse(wire.response, headers=job.headers())
+
+    async def show(self, request: Request) -> Response:
+        """GET /v1/responses/{id}."""
+        stored = self._stored(request)
+        include = _include(request)
+        for name in request.query_params:
+            if name.removesuffix("[]") != "include" and request.query_params[name] not in ("false", ""):
+                raise ApiError(
+                    400,
+                    f"{shown(name)} is not offered: a stored response is shown as one object.",
+                    code="unsupported_field",
+                    param=name[:64],
+                )
+        output = stored.output()
+        return JSONResponse(
+            {**stored.response, "output": output if ENCRYPTED_REASONING in include else without_signatures(output)}
+        )
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE /v1/responses/{id}; one that runs is aborted."""
+        stored = self._stored(request)
+        self.store.remove(stored)
+        self.background.cancel(stored.id)
+        return JSONResponse({"id": stored.id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        """POST /v1/responses/{id}/cancel; one that is over stays as it is."""
+        stored = self._stored(request)
+        if not stored.response["background"]:
+            raise ApiError(
+                400,
+                "Only a response that was created with background=true can be cancelled; the client of any other "
+                "ends it by closing its connection.",
+                code="not_in_background",
+            )
+        if stored.running:
+            self.store.update(stored, {**stored.response, "status": "cancelled"})
+            self.background.cancel(stored.id)
+        return JSONResponse(stored.response)
+
+    async def input_items(self, request: Request) -> Response:
+        """GET /v1/responses/{id}/input_items: all that the model was given, the instructions aside."""
+        stored = self._stored(request)
+        items = stored.input()
+        if ENCRYPTED_REASONING not in _include(request):
+            items = without_signatures(items)
+        return JSONResponse(page(items, request.query_params))
+
+    def _wire(self, body: Json, decoded: Decoded, job: Job, previous: Stored | None) -> ResponsesWire:
+        facts = job.facts
+        response = new_response(body, decoded, facts, self._gateway.settings)
+        items = with_ids(decoded.items, facts.token)
+        stored = Stored(response, items, previous, facts.signatures[0])
+        if decoded.fields.stored:
+            self.store.add(stored)
+
+        def changed(response: Json) -> None:
+            # A response that was cancelled stays so, whatever its task still says.
+            if decoded.fields.stored and stored.running:
+                self.store.update(stored, response)
+
+        shows = decoded.fields.shows_signature
+        return ResponsesWire(facts, response, decoded.blame, shows_signature=shows, changed=changed)
+
+    def _previous(self, body: Json) -> Stored | None:
+        name: Any = body.get("previous_response_id")
+        if not isinstance(name, str):
+            return None
+        stored = self.store.find(name)
+        if stored is None:
+            raise ApiError(
+                404,
+                f"Previous response with id {shown(name)} not found. Responses are kept in memory, up to a bound, and "
+                "never with store=false. Send the whole conversation as input.",
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        if stored.response["status"] not in ("completed", "incomplete"):
+            raise ApiError(
+                400,
+                f"The response {shown(name)} is {stored.response['status']}: only one that is over and has output can "
+                "be continued.",
+                code="previous_response_not_usable",
+                param="previous_response_id",
+            )
+        return stored
+
+    def _stored(self, request: Request) -> Stored:
+        name = request.path_params["name"]
+        stored = self.store.find(name)
+        if stored is None:
+            raise ApiError(
+                404, f"Response with id {shown(name)} not found.", code="response_not_found", param="response_id"
+            )
+        return stored
+
+
+class _Foreground:
+    """An answer whose response is cancelled when its client leaves."""
+
+    def __init__(self, answer: Answer, wire: ResponsesWire) -> None:
+        self._answer = answer
+        self._wire = wire
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._wire.left()
+
+
+def _check_numbers(body: Json) -> None:
+    """Raise ApiError for what could be read and not be written: the response repeats parts of the request."""
+    try:
+        json.dumps(body, allow_nan=False)
+    except ValueError as error:
+        message = "The request has a number that is too large for JSON; write it smaller, or as a string."
+        raise ApiError(400, message, code="invalid_json") from error
+    except RecursionError as error:
+        raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
+
+
+def _include(request: Request) -> list[str]:
+    query = request.query_params
+    include = [*query.getlist("include"), *query.getlist("include[]")]
+    for name in include:
+        if name not in (ENCRYPTED_REASONING, IMAGE_URLS):
+            raise ApiError(
+                400,
+                f"include={shown(name)}; there are {ENCRYPTED_REASONING} and {IMAGE_URLS} here.",
+                code="unsupported_value",
+                param="include",
+            )
+    return include
