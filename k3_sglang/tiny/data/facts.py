@@ -77,7 +77,8 @@ def facts(draw: Draw) -> Talk:
         for _ in range(draw.pick((0, 0, 1, 2))):
             chatter(draw, talk)
     if gone:
-        talk.weights = [0.0 if message.get("content") == KEPT else weight for message, weight in _weighed(talk)]
+        pairs = zip(talk.messages, talk.weights, strict=True)
+        talk.weights = [0.0 if message["content"] == KEPT else weight for message, weight in pairs]
     for made in draw.rng.sample(found, len(found)):
         talk.user(question(draw, made.noun))
         if gone:
@@ -96,7 +97,3 @@ def _different(draw: Draw) -> list[Secret]:
         if other.noun != found[0].noun:
             found.append(other)
     return found
-
-
-def _weighed(talk: Talk) -> list[tuple[dict[str, object], float]]:
-    return list(zip(talk.messages, talk.weights, strict=True))

@@ -44,7 +44,7 @@ class Session:
 def begin(draw: Draw, made: Project, skill: str = "coding") -> Session:
     """A session with the agent's system text and its tools, or the needed ones in short form."""
     texts = agent_texts()
-    tools = texts.tools if draw.chance(0.35) else _shortened(draw, texts.tools)
+    tools = texts.tools if draw.chance(0.25) else _shortened(draw, texts.tools)
     return Session(draw, made, workspace(draw, made), Talk(skill, tools, texts.system))
 
 

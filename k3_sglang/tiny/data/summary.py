@@ -8,19 +8,23 @@ from typing import Final
 
 from k3_sglang.tiny.data.agent_texts import agent_texts
 from k3_sglang.tiny.data.chatter import chatter
+from k3_sglang.tiny.data.facts import KEPT
 from k3_sglang.tiny.data.names import Draw
 from k3_sglang.tiny.data.sample import Call, Talk
 
 _SUBJECTS: Final = ("server", "password", "port", "owner", "branch", "project", "bucket", "deadline", "version", "room")
+LOOKUP_ASKS: Final = ("Find out the {}.", "Look up the {}, please.", "Which {} do we use? Look it up.")
+RECALL_ASKS: Final = ("What is the {}?", "Which {} was it?", "Tell me the {}.")
 LOOKUP: Final = {
     "type": "function",
     "function": {
         "name": "lookup",
         "description": "Look up a fact.",
         "parameters": {
-            "type": "object",
-            "properties": {"subject": {"type": "string", "description": "What to look up."}},
+            "additionalProperties": False,
+            "properties": {"subject": {"description": "What to look up.", "type": "string"}},
             "required": ["subject"],
+            "type": "object",
         },
     },
 }
@@ -52,20 +56,16 @@ def plant(draw: Draw, talk: Talk, fact: Fact) -> None:
         talk.user(draw.pick(("{} Remember that.", "Note: {}", "{} Keep it in mind.")).format(fact.sentence))
         talk.answer("Noted.", think=fact.sentence)
     elif kind < 0.8:
-        talk.user(
-            draw.pick(("Find out the {}.", "Look up the {}, please.", "Which {} do we use? Look it up.")).format(
-                fact.subject
-            )
-        )
+        talk.user(draw.pick(LOOKUP_ASKS).format(fact.subject))
         talk.call(Call("lookup", {"subject": fact.subject}, fact.value), think="lookup: Look up a fact.")
-        talk.answer(draw.pick(("Done.", fact.sentence)), think=fact.sentence)
+        talk.answer(fact.sentence, think=fact.sentence)
     else:
         talk.user(
             draw.pick(("Choose a {} and keep it to yourself.", "Make up a {}. Do not tell me yet.")).format(
                 fact.subject
             )
         )
-        talk.answer("I have chosen. I keep it to myself.", think=fact.sentence)
+        talk.answer(KEPT, think=fact.sentence)
 
 
 def notes(found: Sequence[Fact]) -> str:
@@ -98,7 +98,7 @@ def resumed(draw: Draw) -> Talk:
             talk.user(message["content"])
     talk.user(f"{agent_texts().summary_head}\n\n{notes(found)}")
     for fact in draw.rng.sample(found, draw.pick((1, 2))):
-        talk.user(draw.pick(("What is the {}?", "Which {} was it?", "Tell me the {}.")).format(fact.subject))
+        talk.user(draw.pick(RECALL_ASKS).format(fact.subject))
         talk.answer(fact.sentence, think=f"My notes: {fact.sentence}")
     return talk
 
@@ -112,6 +112,6 @@ def remembered(draw: Draw) -> Talk:
         if draw.chance(0.2):
             chatter(draw, talk)
     for fact in draw.rng.sample(found, min(len(found), 2)):
-        talk.user(draw.pick(("What is the {}?", "Which {} was it?", "Tell me the {}.")).format(fact.subject))
+        talk.user(draw.pick(RECALL_ASKS).format(fact.subject))
         talk.answer(fact.sentence, think=fact.sentence)
     return talk
