@@ -29,6 +29,7 @@ wrench shovel bucket barrel funnel kettle teapot saucer napkin
 WORDS: Final = tuple(_WORD_LIST.split())
 """English words that serve as names too; none of them is used in a sentence, so none is joined with its space."""
 
+_WORD_TRIES: Final = 60
 _HELD_OUT_BYTE: Final = 51
 """Names whose hash begins with a byte below this are held out: one in five."""
 
@@ -67,10 +68,11 @@ class Draw:
                 return found
 
     def word(self) -> str:
-        """A new English noun, of those that no sentence uses."""
-        while True:
+        """A new English noun, of those that no sentence uses; a made-up name when there is hardly one left."""
+        for _ in range(_WORD_TRIES):
             if found := self._fresh(self.rng.choice(WORDS)):
                 return found
+        return self.name()
 
     def identifier(self) -> str:
         """A name as programs have them: a made-up word, an English one, or two with an underscore."""

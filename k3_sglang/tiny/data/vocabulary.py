@@ -38,7 +38,7 @@ _SHORT_WORDS: Final = (b" a", b" I")
 def train(texts: Iterable[str], base_tokens: int = BASE_TOKENS) -> list[bytes]:
     """Pieces in rank order; depends on nothing but the texts.
 
-    Raises ValueError when the texts have too few frequent words.
+    Raises ValueError when the texts have too few frequent words, or `base_tokens` leaves no room for any.
     """
     counts = word_counts(texts)
     pieces = [bytes((byte,)) for byte in range(256)] + [syllable.encode() for syllable in SYLLABLES]
@@ -52,7 +52,9 @@ def train(texts: Iterable[str], base_tokens: int = BASE_TOKENS) -> list[bytes]:
     for word, count in counts.items():
         if count >= _LEAST_COUNT and word not in ranks and _may_be_whole(word):
             gains[word] = count * (len(split(word, ranks)) - 1)
-    best = sorted(gains, key=lambda word: (-gains[word], word))[: base_tokens - len(pieces)]
+    best = sorted(gains, key=lambda word: (-gains[word], word))[: max(0, base_tokens - len(pieces))]
+    if len(pieces) > base_tokens:
+        raise ValueError(f"base_tokens={base_tokens}; bytes, syllables and groups alone are {len(pieces)}")
     if len(pieces) + len(best) < base_tokens:
         raise ValueError(
             f"the texts have {len(best)} frequent words, {base_tokens - len(pieces)} are wanted; give more"
