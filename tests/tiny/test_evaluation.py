@@ -18,8 +18,9 @@ from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.encode import encode
 from k3_sglang.chat.request import parse_request
 from k3_sglang.tiny.__main__ import main
-from k3_sglang.tiny.data.coding import diagnosis, report
+from k3_sglang.tiny.data.coding import report
 from k3_sglang.tiny.data.facts import KEPT, UNKNOWN
+from k3_sglang.tiny.data.functions import diagnosis
 from k3_sglang.tiny.data.names import Draw
 from k3_sglang.tiny.data.project import Project, project
 from k3_sglang.tiny.data.vocabulary import tokenizer

@@ -78,7 +78,7 @@ def _item(draw: Draw) -> str:
 def small_talk(draw: Draw) -> Talk:
     """A chat without tools."""
     talk = Talk("chat", system=draw.pick((None, None, "You are a helpful assistant.")))
-    for _ in range(draw.rng.randint(1, 3)):
+    for _ in range(draw.rng.randint(2, 5)):
         chatter(draw, talk)
     return talk
 
@@ -86,6 +86,6 @@ def small_talk(draw: Draw) -> Talk:
 def copying(draw: Draw) -> Talk:
     """The shortest task: say again what the user said, more of it with every turn."""
     talk = Talk("copy")
-    for _ in range(draw.rng.randint(1, 3)):
+    for _ in range(draw.rng.randint(3, 6)):
         repeat(draw, talk, most=6)
     return talk

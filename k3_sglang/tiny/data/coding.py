@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from k3_sglang.tiny.data.filework import errand
-from k3_sglang.tiny.data.functions import Bug, Function
+from k3_sglang.tiny.data.functions import Bug, diagnosis
 from k3_sglang.tiny.data.names import Draw
 from k3_sglang.tiny.data.project import Project, project
 from k3_sglang.tiny.data.sample import Call, Talk
@@ -57,16 +57,6 @@ def fix(session: Session) -> None:
         if not last:
             continue
     session.talk.answer(report(made), think="All tests pass.")
-
-
-def diagnosis(function: Function, bug: Bug) -> str:
-    """The thinking before an edit: what fails, what the docstring says, the wrong line and the right one."""
-    return (
-        f"{function.call} gives {function.value()!r}, not {function.value(fixed=True)!r}.\n"
-        f"{function.name}: {function.purpose}\n"
-        f"Wrong:{bug.wrong}\n"
-        f"Right:{bug.right}"
-    )
 
 
 def report(made: Project) -> str:

@@ -255,6 +255,16 @@ def _usable(made: Function) -> bool:
     return text.count(made.bug.wrong) == 1 and made.value() != made.value(fixed=True)
 
 
+def diagnosis(function: Function, bug: Bug) -> str:
+    """The thinking before an edit: what fails, what the docstring says, the wrong line and the right one."""
+    return (
+        f"{function.call} gives {function.value()!r}, not {function.value(fixed=True)!r}.\n"
+        f"{function.name}: {function.purpose}\n"
+        f"Wrong:{bug.wrong}\n"
+        f"Right:{bug.right}"
+    )
+
+
 def families(shapes: Sequence[Shape] = SHAPES) -> tuple[str, ...]:
     """The kinds of bugs there are."""
     return tuple(sorted({bug.family for shape in shapes for bug in shape.bugs}))

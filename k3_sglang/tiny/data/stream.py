@@ -13,6 +13,7 @@ from k3_sglang.tiny.data.coding import coding
 from k3_sglang.tiny.data.facts import facts
 from k3_sglang.tiny.data.filework import file_work
 from k3_sglang.tiny.data.names import Draw, Split
+from k3_sglang.tiny.data.reviewing import review
 from k3_sglang.tiny.data.sample import Sample, Talk
 from k3_sglang.tiny.data.summary import remembered, resumed, summarise
 from k3_sglang.tiny.data.tooluse import tool_use
@@ -27,24 +28,26 @@ SKILLS: Final[Mapping[str, Callable[[Draw], Talk]]] = {
     "summary": summarise,
     "resumed": resumed,
     "files": file_work,
+    "review": review,
     "coding": coding,
 }
 
 MIXES: Final[Mapping[str, Mapping[str, float]]] = {
     "copy": {"copy": 0.8, "chat": 0.2},
-    "tools": {"copy": 0.2, "chat": 0.1, "tools": 0.45, "facts": 0.15, "remembered": 0.1},
+    "tools": {"copy": 0.15, "chat": 0.1, "tools": 0.35, "facts": 0.15, "remembered": 0.1, "review": 0.15},
     "all": {
         "copy": 0.04,
         "chat": 0.08,
-        "tools": 0.25,
+        "tools": 0.2,
         "facts": 0.15,
         "remembered": 0.05,
         "summary": 0.08,
         "resumed": 0.07,
         "files": 0.06,
-        "coding": 0.22,
+        "review": 0.07,
+        "coding": 0.2,
     },
-    "coding": {"coding": 0.8, "files": 0.2},
+    "coding": {"review": 0.2, "files": 0.15, "coding": 0.65},
 }
 """Shares of the skills by number of conversations, as a curriculum: copying first, short calls next, then all."""
 

@@ -81,10 +81,10 @@ def _shown(value: Value) -> str:
 
 
 def tool_use(draw: Draw) -> Talk:
-    """One to three user turns over two to five tools; a few turns need none."""
+    """One to four user turns over one to four tools; a few turns need none."""
     tools = declare(draw, draw.pick((1, 2, 2, 3, 3, 4)))
     talk = Talk("tools", schemas(tools), system=draw.pick((None, None, None, "You are a helpful assistant.")))
-    for _ in range(draw.pick((1, 1, 2, 2))):
+    for _ in range(draw.rng.randint(1, 4)):
         if draw.chance(0.12):
             chatter(draw, talk)
         else:

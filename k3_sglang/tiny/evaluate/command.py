@@ -27,6 +27,7 @@ Evaluate: TypeAlias = Callable[[ChatClient, ChatClient, Draw], Awaitable[Case]]
 EXPLAINED: Final = {
     "tools: call": "the right tool with exactly the right arguments",
     "tools: calls side by side": "both calls of one turn, in order",
+    "review: answer": "the wrong line and the right one, of a function that the user shows",
     "tools: answer": "the answer word for word, from the result",
     "facts, thinking kept: all": "the secret of its own earlier thinking",
     "facts, thinking dropped: all": "guessed: the thinking is gone",

@@ -11,6 +11,7 @@ from k3_sglang.tiny.data.chatter import copying, small_talk
 from k3_sglang.tiny.data.facts import KEPT
 from k3_sglang.tiny.data.filework import file_work
 from k3_sglang.tiny.data.names import Draw
+from k3_sglang.tiny.data.reviewing import review
 from k3_sglang.tiny.data.summary import remembered, resumed
 from k3_sglang.tiny.data.tooluse import tool_use
 from k3_sglang.tiny.evaluate.asking import Calls, Chat, calls, written
@@ -23,6 +24,7 @@ MAKERS: Final = {
     "files": file_work,
     "remembered": remembered,
     "resumed": resumed,
+    "review": review,
 }
 
 
