@@ -46,16 +46,13 @@ def fix(session: Session) -> None:
     if draw.chance(0.06):
         wrong = f"{draw.name()}.py"
         session.read(wrong, think=f"Read {wrong}.", weight=0.0)
-    session.read(made.source_file, made.test_file, think=f"Read {made.source_file} and {made.test_file}.")
+    session.read(made.source_file, think=f"Read {made.source_file}.")
     session.run_tests("Run the tests.")
-    for position, (function, bug) in enumerate(made.broken):
+    for function, bug in made.broken:
         if draw.chance(0.08):
             _failed_edit(session, bug)
         session.replace(bug.wrong, bug.right, think=diagnosis(function, bug))
-        last = position + 1 == len(made.broken)
         session.run_tests("Run the tests again.")
-        if not last:
-            continue
     session.talk.answer(report(made), think="All tests pass.")
 
 

@@ -75,10 +75,10 @@ class Draw:
         return self.name()
 
     def identifier(self) -> str:
-        """A name as programs have them: a made-up word, an English one, or two with an underscore."""
+        """A name as programs have them: a made-up word, an English one, or two words."""
         kind = self.rng.random()
         if kind < 0.7:
-            return self.name(self.rng.choice((2, 2, 3)))
+            return self.name(self.rng.choice((2, 2, 2, 3)))
         return self.word() if kind < 0.85 else f"{self.name(2)}_{self.name(2)}"
 
     def number(self, low: int = 10, high: int = 9999) -> int:

@@ -65,12 +65,12 @@ def project(draw: Draw, bugs: int = 1) -> Project:
 
 
 def _project(draw: Draw, bugs: int) -> Project:
-    count = max(bugs, draw.pick((1, 1, 1, 2, 2, 3)))
+    count = max(bugs, draw.pick((1, 1, 1, 1, 2, 2, 3)))
     broken = [True] * bugs + [False] * (count - bugs)
     draw.rng.shuffle(broken)
     functions = tuple(function(draw, broken=flag) for flag in broken)
     notes: tuple[tuple[str, str], ...] = ()
-    if draw.chance(0.25):
+    if draw.chance(0.15):
         notes = ((f"{draw.name()}.{draw.pick(('txt', 'md'))}", f"{draw.name()} {draw.number()}\n"),)
     return Project(draw.identifier(), functions, notes)
 

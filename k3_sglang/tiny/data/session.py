@@ -42,22 +42,30 @@ class Session:
 
 
 def begin(draw: Draw, made: Project, skill: str = "coding") -> Session:
-    """A session with the agent's system text and its tools, or the needed ones in short form."""
+    """A session of the agent. One in eight begins with all that the real one begins with; the others with less.
+
+    Text and declarations are the same every time, so that a few sessions teach them; every token of them is computed
+    again in each.
+    """
     texts = agent_texts()
-    tools = texts.tools if draw.chance(0.25) else _shortened(draw, texts.tools)
-    return Session(draw, made, workspace(draw, made), Talk(skill, tools, texts.system))
+    whole = draw.chance(0.125)
+    tools = texts.tools if whole else _shortened(draw, texts.tools)
+    system = texts.system if whole or draw.chance(0.4) else None
+    return Session(draw, made, workspace(draw, made), Talk(skill, tools, system))
 
 
 def _shortened(draw: Draw, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Some of the tools with their required parameters only: prompts of a third of the length train as well."""
+    """Some of the tools with their required parameters only, described shortly or not at all."""
+    described = draw.chance(0.3)
     needed = {"list_files", "read_file", "replace_in_file", "run_command"}
-    chosen = [tool["function"] for tool in tools if tool["function"]["name"] in needed or draw.chance(0.4)]
+    chosen = [tool["function"] for tool in tools if tool["function"]["name"] in needed or draw.chance(0.2)]
     short: list[dict[str, Any]] = []
     for function in chosen:
         required = function["parameters"].get("required", [])
         kept = {key: {"type": function["parameters"]["properties"][key]["type"]} for key in required}
         parameters = {"type": "object", "properties": kept, "required": required}
-        description = function["description"].split(". ")[0].split(":")[0]
-        declared = {"name": function["name"], "description": description, "parameters": parameters}
+        declared: dict[str, Any] = {"name": function["name"], "parameters": parameters}
+        if described:
+            declared["description"] = function["description"].split(". ")[0].split(":")[0]
         short.append({"type": "function", "function": declared})
     return short
