@@ -10,6 +10,7 @@ from pathlib import Path
 from k3_sglang.config import K3Config
 from k3_sglang.costs import total_parameters
 from k3_sglang.tiny import build, ensure
+from k3_sglang.tiny.evaluate.command import add_arguments, run
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -28,12 +29,15 @@ def _parser() -> argparse.ArgumentParser:
     path.description = (
         "The directory of `--model tiny`, for example for `python -m k3_sglang.chat tokens --vocabulary`."
     )
+    add_arguments(commands.add_parser("eval", help="success of a served tiny K3 on held-out cases, skill by skill"))
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code (2: the directory cannot be used)."""
     options = _parser().parse_args(arguments)
+    if options.command == "eval":
+        return run(options)
     try:
         if options.command == "path":
             print(ensure())

@@ -58,7 +58,7 @@ def train(texts: Iterable[str], base_tokens: int = BASE_TOKENS) -> list[bytes]:
     Raises:
         ValueError: the corpus has too few distinct pairs for that many pieces.
     """
-    words = _word_counts(texts)
+    words = word_counts(texts)
     spelled = [[bytes((byte,)) for byte in word] for word in words]
     counts = list(words.values())
     pairs: Counter[tuple[bytes, bytes]] = Counter()
@@ -86,7 +86,8 @@ def train(texts: Iterable[str], base_tokens: int = BASE_TOKENS) -> list[bytes]:
     return pieces
 
 
-def _word_counts(texts: Iterable[str]) -> dict[bytes, int]:
+def word_counts(texts: Iterable[str]) -> dict[bytes, int]:
+    """How often each pre-token of K3's pattern occurs, in byte order of the pre-tokens."""
     regex = importlib.import_module("regex")
     from k3_sglang.chat.tokenizer import PATTERN
 
