@@ -1,4 +1,4 @@
-"""Command line of the tiny model: ``python -m k3_sglang.tiny build DIR`` and ``path``."""
+"""Command line of the tiny model: ``python -m k3_sglang.tiny`` ``build``, ``path``, ``train`` and ``export``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from k3_sglang.config import K3Config
 from k3_sglang.costs import total_parameters
 from k3_sglang.tiny import build, ensure
 from k3_sglang.tiny.evaluate.command import add_arguments, run
+from k3_sglang.tiny.train.command import add_commands, export_command, train_command
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -30,6 +31,7 @@ def _parser() -> argparse.ArgumentParser:
         "The directory of `--model tiny`, for example for `python -m k3_sglang.chat tokens --vocabulary`."
     )
     add_arguments(commands.add_parser("eval", help="success of a served tiny K3 on held-out cases, skill by skill"))
+    add_commands(commands)
     return parser
 
 
@@ -42,8 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "path":
             print(ensure())
             return 0
+        if options.command == "train":
+            return train_command(options)
+        if options.command == "export":
+            return export_command(options)
         directory = build(options.directory, options.seed, force=options.force)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         print(f"k3_sglang.tiny: {error}", file=sys.stderr)
         return 2
     text = K3Config.from_dir(directory).text

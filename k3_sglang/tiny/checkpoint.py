@@ -7,11 +7,15 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from k3_sglang.tiny.recipe import CONFIG, GENERATION_CONFIG, PREPROCESSOR_CONFIG, TOKENIZER_CONFIG
+from k3_sglang.tiny.recipe import CONFIG, GENERATION_CONFIG, PREPROCESSOR_CONFIG, TOKENIZER_CONFIG, Files
 from k3_sglang.vision.config import PREPROCESSOR_FILE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CACHE_VARIABLE: Final = "K3_SGLANG_CACHE"
 """Variable that names the cache directory; default ``$XDG_CACHE_HOME/k3_sglang``, then ``~/.cache/k3_sglang``."""
@@ -37,6 +41,15 @@ def build(directory: str | Path, seed: int = 0, *, force: bool = False) -> Path:
         FileExistsError: the directory is not empty and ``force`` is off.
         NotADirectoryError: the path is a file.
     """
+    from k3_sglang.tiny.weights import tensors
+
+    target = prepare(directory, force=force)
+    write(target, tensors(seed), Files(CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG), VOCABULARY)
+    return target
+
+
+def prepare(directory: str | Path, *, force: bool) -> Path:
+    """Make a directory ready to receive a checkpoint; errors as in :func:`build`."""
     target = Path(directory)
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file; give a directory to write the checkpoint to")
@@ -45,13 +58,17 @@ def build(directory: str | Path, seed: int = 0, *, force: bool = False) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     for stale in target.glob("model-*-of-*.safetensors"):
         stale.unlink()
-    _write_shards(target, seed)
-    shutil.copyfile(VOCABULARY, target / "tiktoken.model")
-    _write_json(target / "tokenizer_config.json", TOKENIZER_CONFIG)
-    _write_json(target / "generation_config.json", GENERATION_CONFIG)
-    _write_json(target / PREPROCESSOR_FILE, PREPROCESSOR_CONFIG)
-    _write_json(target / "config.json", CONFIG)
     return target
+
+
+def write(target: Path, tensors: Iterable[tuple[str, Tensor]], files: Files, vocabulary: Path) -> None:
+    """Write a checkpoint's files: shards and index, vocabulary, configuration."""
+    _write_shards(target, tensors, int(files.config["text_config"]["num_hidden_layers"]))
+    shutil.copyfile(vocabulary, target / "tiktoken.model")
+    _write_json(target / "tokenizer_config.json", files.tokenizer_config)
+    _write_json(target / "generation_config.json", files.generation_config)
+    _write_json(target / PREPROCESSOR_FILE, PREPROCESSOR_CONFIG)
+    _write_json(target / "config.json", files.config)
 
 
 def ensure(cache_dir: str | Path | None = None, seed: int = 0) -> Path:
@@ -107,15 +124,11 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_shards(target: Path, seed: int) -> None:
+def _write_shards(target: Path, tensors: Iterable[tuple[str, Tensor]], layers: int) -> None:
     from safetensors.torch import save_file
-    from torch import Tensor
 
-    from k3_sglang.tiny.weights import tensors
-
-    layers = int(CONFIG["text_config"]["num_hidden_layers"])
     shards: list[dict[str, Tensor]] = [{} for _ in range(_SHARDS)]
-    for name, tensor in tensors(seed):
+    for name, tensor in tensors:
         shards[_shard_of(name, layers)][name] = tensor
     weight_map: dict[str, str] = {}
     total_size = 0

@@ -5,7 +5,7 @@ The layout is the release's, the image tower and its projector included.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from k3_sglang.config import ARCHITECTURE, TEXT_ARCHITECTURE
 from k3_sglang.tiny.vocabulary import BASE_TOKENS
@@ -220,3 +220,25 @@ TOKENIZER_CONFIG: Final[dict[str, Any]] = {
     },
 }
 """``tokenizer_config.json``."""
+
+
+class Files(NamedTuple):
+    """Contents of the configuration files that depend on the vocabulary."""
+
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tokenizer_config: dict[str, Any]
+
+
+def files_for(base_tokens: int) -> Files:
+    """The same model with another vocabulary of ``base_tokens`` byte pieces before the control tokens."""
+    moved = base_tokens - BASE_TOKENS
+    ids = {name: token + moved for name, token in _IDS.items()}
+    media = {"media_placeholder_token_id": CONFIG["media_placeholder_token_id"] + moved}
+    text = {**_TEXT, **ids, "vocab_size": base_tokens + SPECIAL_TOKENS}
+    decoder = {str(int(token) + moved): entry for token, entry in TOKENIZER_CONFIG["added_tokens_decoder"].items()}
+    return Files(
+        {**CONFIG, **ids, **media, "text_config": text},
+        {**GENERATION_CONFIG, **ids},
+        {**TOKENIZER_CONFIG, "added_tokens_decoder": decoder},
+    )

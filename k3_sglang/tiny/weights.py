@@ -26,7 +26,7 @@ PREFIX = "language_model."
 _WRITABLE_SPECIALS = {special_id(f"<|{name}|>") for name in ("end_of_msg", "open", "close", "sep")}
 """Control tokens a turn consists of. All others get logit 0, far below the best, as if trained never to be written."""
 
-_A_LOG_PADDING = 32
+A_LOG_PADDING = 32
 """The release pads ``A_log`` with zeros; readers take the first ``num_heads`` values."""
 
 
@@ -106,7 +106,7 @@ def _kda(source: _Source, name: str) -> _Tensors:
     yield from _linear(source, f"{name}f_b_proj", wide, kda.head_dim, gain=0.7)
     yield from _linear(source, f"{name}b_proj", kda.num_heads, hidden, gain=1.5)
     rates = [0.6 + 0.8 * head / max(1, kda.num_heads - 1) for head in range(kda.num_heads)]
-    a_log = torch.zeros(max(_A_LOG_PADDING, kda.num_heads))
+    a_log = torch.zeros(max(A_LOG_PADDING, kda.num_heads))
     a_log[: kda.num_heads] = torch.tensor([math.log(rate) for rate in rates])
     yield f"{name}A_log", a_log
     # sigmoid(-8) * 5 decays by 0.2 % per token, sigmoid(-2) * 5 by 45 %.

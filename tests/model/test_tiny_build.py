@@ -246,7 +246,7 @@ def test_ensure_builds_once_and_leaves_nothing_else_behind(tmp_path: Path, tiny_
 
 
 def test_a_failed_build_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_target: Path, _seed: int) -> None:
+    def fail(*_arguments: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(checkpoint, "_write_shards", fail)

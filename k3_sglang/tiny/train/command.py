@@ -1,0 +1,72 @@
+"""Commands ``train`` and ``export`` of ``python -m k3_sglang.tiny``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from k3_sglang.tiny.train.plan import PLAN_FILE, Plan, Stage
+
+_DEFAULT = (Stage("copy", 4_000_000, 512), Stage("tools", 12_000_000, 768), Stage("all", 32_000_000, 1536))
+
+
+def add_commands(commands: Any) -> None:
+    """Add both to an argument parser's subparsers."""
+    train = commands.add_parser("train", help="train the model from scratch, or go on with a run")
+    train.description = "Train on the CPU. Ctrl-C saves; --resume goes on with exactly the same data."
+    train.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the run's directory: plan, checkpoint, log"
+    )
+    train.add_argument("--resume", action="store_true", help="go on with the run in DIR; the plan is the one in DIR")
+    train.add_argument("--plan", type=Path, metavar="JSON", help="stages and settings (default: the shipped model's)")
+    train.add_argument("--threads", type=int, default=1, help="processor threads of the training itself (default: 1)")
+    train.add_argument(
+        "--time-limit", type=float, default=float("inf"), metavar="MINUTES", help="stop and save by then"
+    )
+    train.add_argument("--no-fusion", action="store_true", help="do not compile pointwise operations")
+    export = commands.add_parser("export", help="write a run's weights as a checkpoint that the engine serves")
+    export.add_argument("run", type=Path, metavar="RUN", help="directory of a training run")
+    export.add_argument("directory", type=Path, metavar="DIR", help="created when missing; must be empty")
+    export.add_argument("--force", action="store_true", help="overwrite a checkpoint that is already in DIR")
+
+
+def train_command(options: argparse.Namespace) -> int:
+    """Run ``train``; returns the exit code."""
+    import torch
+
+    from k3_sglang.tiny.train.fusion import enable_fusion
+    from k3_sglang.tiny.train.run import CHECKPOINT_FILE, Trainer, train
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+    directory: Path = options.out
+    exists = (directory / CHECKPOINT_FILE).exists()
+    if exists and not options.resume:
+        raise FileExistsError(f"{directory} holds a run; pass --resume to go on with it or choose another directory")
+    if options.resume:
+        plan = Plan.load(directory / PLAN_FILE)
+    else:
+        plan = Plan.load(options.plan) if options.plan else Plan(_DEFAULT)
+        directory.mkdir(parents=True, exist_ok=True)
+        plan.save(directory)
+    torch.set_num_threads(options.threads)
+    if not options.no_fusion:
+        enable_fusion()
+    trainer = Trainer(plan)
+    if exists:
+        trainer.restore(directory)
+    finished = train(trainer, directory, time_limit=options.time_limit * 60)
+    print(f"{directory}: {trainer.position.tokens} tokens, {'finished' if finished else 'not finished'}")
+    return 0
+
+
+def export_command(options: argparse.Namespace) -> int:
+    """Run ``export``; returns the exit code."""
+    from k3_sglang.tiny.train.export import export
+
+    directory = export(options.run, options.directory, force=options.force)
+    size = sum(file.stat().st_size for file in directory.iterdir())
+    print(f"{directory}: {size / 1e6:.1f} MB; serve it with python -m k3_sglang.launch --model {directory}")
+    return 0

@@ -1,0 +1,207 @@
+"""The training loop: steps, progress, checkpoints that a later run resumes from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from k3_sglang.config import K3Config, TextConfig
+from k3_sglang.tiny.data.vocabulary import BASE_TOKENS
+from k3_sglang.tiny.recipe import files_for
+from k3_sglang.tiny.train.data import Batch, Position, Step, batches, steps
+from k3_sglang.tiny.train.fake_quant import rounded_experts
+from k3_sglang.tiny.train.initial import initial_parameters
+from k3_sglang.tiny.train.model import TrainableModel
+from k3_sglang.tiny.train.optimiser import Optimiser, balance_router
+from k3_sglang.tiny.train.plan import Plan
+
+CHECKPOINT_FILE: Final = "checkpoint.pt"
+LOG_FILE: Final = "log.jsonl"
+
+_LOG = logging.getLogger(__name__)
+
+
+def text_config() -> TextConfig:
+    """Dimensions of the model that is trained: the recipe's, with the vocabulary of the training data."""
+    return K3Config.from_dict(files_for(BASE_TOKENS).config).text
+
+
+class Trainer:
+    """Parameters, optimiser and position of one run."""
+
+    def __init__(self, plan: Plan, text: TextConfig | None = None) -> None:
+        """``text``: other dimensions than the recipe's."""
+        self.plan, self.text = plan, text or text_config()
+        parameters = initial_parameters(self.text, plan.seed)
+        for name, value in parameters.items():
+            value.requires_grad_(not name.endswith("e_score_correction_bias"))
+        self.model = TrainableModel(self.text, parameters, bf16=plan.bf16)
+        self.parameters = parameters
+        self.optimiser = Optimiser(parameters, plan.optimiser)
+        self.position = Position()
+        self.seconds = 0.0
+        """Time spent training, over all sessions."""
+
+    def step(self, step: Step) -> dict[str, Any]:
+        """Train on one step's conversations; returns its row of the log."""
+        rectangles = batches(step.items, self.plan.batch_tokens)
+        total = sum(float(batch.weights.sum()) for batch in rectangles)
+        rounded = self.position.tokens >= self.plan.quantise_from * self.plan.tokens
+        loads: defaultdict[int, Tensor] = defaultdict(lambda: torch.zeros(self.text.moe.num_experts))
+        sums: defaultdict[str, float] = defaultdict(float)
+        counts: defaultdict[str, float] = defaultdict(float)
+        for batch in rectangles:
+            losses = self._losses(batch, rounded, total)
+            for layer, load in self.model.loads.items():
+                loads[layer] += torch.tensor(load, dtype=torch.float32)
+            for skill, loss, weight in zip(batch.skills, losses.tolist(), batch.weights.sum(1).tolist(), strict=True):
+                sums[skill] += loss
+                counts[skill] += weight
+        rate = self.plan.rate_at(self.optimiser.steps, self.position.tokens)
+        norm = self.optimiser.step(rate, self.plan.max_norm)
+        for layer, load in loads.items():
+            bias = self.parameters[f"model.layers.{layer}.block_sparse_moe.gate.e_score_correction_bias"]
+            balance_router(bias, load.tolist(), self.plan.balance_rate * rate / self.plan.learning_rate)
+        self.position = step.after
+        heaviest = max((float(load.max() / load.mean()) for load in loads.values()), default=1.0)
+        return {
+            "step": self.optimiser.steps,
+            "tokens": self.position.tokens,
+            "stage": self.position.stage,
+            "loss": sum(sums.values()) / max(1e-9, sum(counts.values())),
+            "skills": {skill: sums[skill] / max(1e-9, counts[skill]) for skill in sorted(sums)},
+            "norm": norm,
+            "rate": rate,
+            "heaviest_expert": heaviest,
+            "rounded": rounded,
+            "padding": 1 - sum(len(item[0]) for item in step.items) / sum(b.ids.numel() for b in rectangles),
+        }
+
+    def _losses(self, batch: Batch, rounded: bool, total: float) -> Tensor:
+        """Add a batch's gradients; returns the weighted sum of losses per conversation, [B]."""
+        experts = rounded_experts(self.parameters) if rounded else None
+        hidden = self.model.hidden(batch.ids, experts)
+        row, column = batch.weights.nonzero(as_tuple=True)
+        targets, weights = batch.ids[row, column + 1], batch.weights[row, column]
+        logits = self.model.logits(hidden[row, column])
+        normaliser = torch.logsumexp(logits, -1)
+        losses = (normaliser - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)) * weights
+        penalty = self.plan.z_loss * (normaliser.square() * weights).sum()
+        ((losses.sum() + penalty) / total).backward()
+        return torch.zeros(batch.ids.shape[0]).index_add_(0, row, losses.detach())
+
+    def save(self, directory: Path) -> None:
+        """Write the checkpoint; an older one stays whole until the new one is."""
+        state = {
+            "parameters": {name: value.detach() for name, value in self.parameters.items()},
+            "optimiser": self.optimiser.state_dict(),
+            "position": asdict(self.position),
+            "seconds": self.seconds,
+        }
+        staging = directory / f".{CHECKPOINT_FILE}.new"
+        torch.save(state, staging)
+        staging.replace(directory / CHECKPOINT_FILE)
+
+    def restore(self, directory: Path) -> None:
+        """Go on from :meth:`save`.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            ValueError: it is one of another model.
+        """
+        state = torch.load(directory / CHECKPOINT_FILE, weights_only=True)
+        with torch.no_grad():
+            for name, value in self.parameters.items():
+                stored = state["parameters"].get(name)
+                if stored is None or stored.shape != value.shape:
+                    raise ValueError(f"{directory}: {name} is missing or of another shape; was the recipe changed?")
+                value.copy_(stored)
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.position, self.seconds = Position(**state["position"]), state["seconds"]
+
+
+@contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """Signals received so far: Ctrl-C and SIGTERM end the run after the current step."""
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def train(
+    trainer: Trainer, directory: Path, *, time_limit: float = float("inf"), save_every: float = 180.0, report: int = 10
+) -> bool:
+    """Train until the plan's end, the time limit or a signal; a checkpoint is written in every case.
+
+    Args:
+        directory: the run's, existing; receives checkpoint and log.
+        time_limit: seconds.
+        save_every: seconds between checkpoints.
+        report: steps between progress lines.
+
+    Returns:
+        Whether the plan is finished.
+    """
+    begun = saved = time.monotonic()
+    tokens_before, seconds_before = trainer.position.tokens, trainer.seconds
+    recent: list[dict[str, Any]] = []
+    finished = trainer.position.stage >= len(trainer.plan.stages)
+    log = (directory / LOG_FILE).open("a", encoding="utf-8")
+    with log, _stop_requests() as signals:
+        for step in steps(trainer.plan, trainer.position):
+            row = trainer.step(step)
+            now = time.monotonic()
+            trainer.seconds = seconds_before + now - begun
+            row["seconds"] = round(trainer.seconds, 2)
+            log.write(json.dumps(row) + "\n")
+            recent.append(row)
+            if len(recent) == report:
+                speed = (trainer.position.tokens - tokens_before) / (now - begun)
+                _LOG.info("%s", progress(recent, speed, trainer.plan.tokens))
+                log.flush()
+                recent.clear()
+            if now - saved >= save_every:
+                trainer.save(directory)
+                saved = now
+            finished = trainer.position.stage >= len(trainer.plan.stages)
+            if signals or now - begun >= time_limit:
+                break
+    trainer.save(directory)
+    return finished
+
+
+def progress(rows: list[dict[str, Any]], speed: float, tokens: int) -> str:
+    """One line about the last steps."""
+    skills = sorted({skill for row in rows for skill in row["skills"]})
+    parts = []
+    for skill in skills:
+        values = [row["skills"][skill] for row in rows if skill in row["skills"]]
+        parts.append(f"{skill} {sum(values) / len(values):.3f}")
+    last = rows[-1]
+    left = (tokens - last["tokens"]) / speed
+    loss = sum(row["loss"] for row in rows) / len(rows)
+    return (
+        f"step {last['step']}  {last['tokens'] / 1e6:.2f} M tokens  loss {loss:.4f}  [{', '.join(parts)}]  "
+        f"{speed:.0f} tokens/s  norm {last['norm']:.2f}  heaviest expert {last['heaviest_expert']:.1f}x  "
+        f"rate {last['rate']:.1e}  left {left / 60:.0f} min"
+    )
