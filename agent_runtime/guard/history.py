@@ -41,8 +41,8 @@ class Step:
 
     ``index`` is its place in the messages received, or the place at which it is missing (``restored`` "dropped").
     ``turn`` is what it was found to be; ``edited`` is the recorded turn that it was made from when its text or its
-    calls were changed; ``ambiguous`` says that several turns with different thinking could be it. The digests are
-    those of `TurnKeys`.
+    calls were changed; ``signed`` is the turn whose signature it bears though it says something else; ``ambiguous``
+    says that several turns with different thinking could be it. The digests are those of `TurnKeys`.
     """
 
     index: int
@@ -57,6 +57,7 @@ class Step:
     turn: KnownTurn | None = None
     restored: Restored | Literal["dropped"] | None = None
     edited: KnownTurn | None = None
+    signed: KnownTurn | None = None
     ambiguous: bool = False
     run: Sequence[Said] = ()
     run_len: int = 0

@@ -31,6 +31,7 @@ def match(request: ChatRequest, scope: Scope, index: TurnIndex, prints: Fingerpr
                 _anchor(step, index)
         steps, dropped = chained(steps, end, asking, index)
         _settle(steps, asking, index)
+        _keep_edited(steps)
         index.touch([step.turn.id for step in steps if step.turn is not None])
     return Matched(messages, indices, steps, end, tuple(dropped))
 
@@ -39,6 +40,8 @@ def _anchor(step: Step, index: TurnIndex) -> None:
     """By its signature, or else by the ids of its calls: both are made here and never twice."""
     signature = step.message.signature
     turn = index.by_signature(signature) if signature else None
+    if turn is not None and turn.keys.visible != step.visible:
+        step.signed, turn = turn, None
     for call in step.message.tool_calls if turn is None else ():
         found = index.by_call(call.id)
         if found is not None and found is not turn:
@@ -51,6 +54,22 @@ def _anchor(step: Step, index: TurnIndex) -> None:
         step.turn = turn
     else:
         step.edited = turn
+
+
+def _keep_edited(steps: Sequence[Step]) -> None:
+    """Of steps that say something else than the turn whose signature they bear: those that stand in its place.
+
+    There its text was changed. Anywhere else the signature was mixed up, and its thinking is not the step's.
+    """
+    told = {step.turn.id for step in steps if step.turn is not None}
+    last: KnownTurn | None = None
+    for step in steps:
+        signed = step.signed
+        if signed is not None and step.turn is None and step.edited is None and signed.id not in told:
+            is_next = signed.keys.between == step.between and signed.parent == (None if last is None else last.id)
+            if signed.keys.before == step.before or (last is not None and is_next):
+                step.edited = signed
+        last = step.turn or step.edited
 
 
 def _settle(steps: list[Step], asking: Asking, index: TurnIndex) -> None:
