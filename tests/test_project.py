@@ -137,7 +137,9 @@ def test_nothing_imports_the_launcher_or_the_gateway() -> None:
     packages = sources("k3_sglang", "agent_runtime")
     outside_launch = [path for path in packages if not inside(module_name(path), "k3_sglang.launch")]
     assert offenders(outside_launch, "k3_sglang.launch") == []
-    outside_gateway = [path for path in packages if not inside(module_name(path), "agent_runtime.gateway")]
+    # The ledger's command reads requests in the words of every protocol; the ledger itself knows none.
+    allowed = ("agent_runtime.gateway", "agent_runtime.ledger.__main__")
+    outside_gateway = [path for path in packages if not inside(module_name(path), *allowed)]
     assert offenders(outside_gateway, "agent_runtime.gateway") == []
 
 

@@ -179,6 +179,7 @@ def _delivered(turn: ReceivedTurn) -> Delivered:
         warnings=turn.warnings,
         ids=() if turn.whole else None,
         output_ids=(),
+        stop=turn.stop,
     )
 
 

@@ -9,7 +9,7 @@ from agent_runtime.errors import LedgerError
 from agent_runtime.guard.history import Scope
 from agent_runtime.guard.prompt import HistoryGuard
 from agent_runtime.guard.repair import Mode
-from agent_runtime.ledger.reading import LedgerReader
+from agent_runtime.ledger.reading import LedgerReader, StoredStep
 from agent_runtime.ledger.records import TurnRecord
 from agent_runtime.ledger.replay import Replayed, received, replayed_steps
 from agent_runtime.ledger.turns import TurnIndex
@@ -71,12 +71,7 @@ def _outcome(
     then = str(step.facts["replay"]["verdict"])
     if step.facts.get("images") or "upstream" in step.facts:
         return Outcome(step.id, step.session, step.prompt_tokens, then, None)
-    body = received(replayed, reader.path)
-    form = step.facts.get("form")
-    if form is not None:
-        if read is None:
-            raise LedgerError(f"step {step.id} of ledger {reader.path} has a body in the form {form!r}: pass `read`")
-        body = read(form, body)
+    body = in_chat(step, received(replayed, reader.path), reader, read)
     built = guard.build(parse_request(body), Scope(name, step.facts["is_conversation"]), tokenizer, cache)
     ids = built.prompt.ids
     if ids == replayed.ids:
@@ -84,3 +79,13 @@ def _outcome(
     pairs = enumerate(zip(ids, replayed.ids, strict=False))
     first = next((at for at, (new, old) in pairs if new != old), min(len(ids), len(replayed.ids)))
     return Outcome(step.id, step.session, step.prompt_tokens, then, False, first)
+
+
+def in_chat(step: StoredStep, body: dict[str, Any], reader: LedgerReader, read: Read | None) -> dict[str, Any]:
+    """A step's body as a chat completion's. Raises LedgerError for one in another form when there is no ``read``."""
+    form = step.facts.get("form")
+    if form is None:
+        return body
+    if read is None:
+        raise LedgerError(f"step {step.id} of ledger {reader.path} has a body in the form {form!r}: pass `read`")
+    return read(form, body)

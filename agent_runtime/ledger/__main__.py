@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime.errors import LedgerError
+from agent_runtime.gateway.forms import chat_body
 from agent_runtime.ledger.reading import LedgerReader
 from agent_runtime.ledger.replay import replayed_steps
 from agent_runtime.ledger.store import Ledger
@@ -58,7 +59,11 @@ def _prefix(replay: Mapping[str, Any]) -> str:
     prefix = replay.get("prefix")
     if prefix is None:
         return "first"
-    return "holds" if prefix["holds"] else f"{prefix['moved']}, {prefix['lost_tokens']} tokens lost"
+    if prefix["holds"]:
+        return "holds"
+    # Before another server messages are compared, and what is lost is counted in bytes of their JSON.
+    unit = "tokens" if "lost_tokens" in prefix else "bytes"
+    return f"{prefix['moved']}, {prefix[f'lost_{unit}']} {unit} lost"
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -73,7 +78,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     with LedgerReader(options.file) as reader:
-        foreign = {made.step: made for made in sent_again(reader)}
+        foreign = {made.step: made for made in sent_again(reader, read=chat_body)}
         for replayed in replayed_steps(reader, options.session):
             made = foreign.get(replayed.step.id)
             if made is not None and not made.same:

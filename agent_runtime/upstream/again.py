@@ -7,6 +7,7 @@ from heapq import merge
 from typing import Any
 
 from agent_runtime.errors import LedgerError
+from agent_runtime.guard.again import Read, in_chat
 from agent_runtime.guard.history import Scope
 from agent_runtime.guard.repair import Mode
 from agent_runtime.ledger.reading import LedgerReader, StoredStep
@@ -51,10 +52,13 @@ def body_digest(body: bytes) -> str:
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def sent_again(reader: LedgerReader, mode: Mode = "repair", max_tokens: int = 16_000_000) -> Iterator[SentAgain]:
+def sent_again(
+    reader: LedgerReader, mode: Mode = "repair", max_tokens: int = 16_000_000, read: Read | None = None
+) -> Iterator[SentAgain]:
     """Every step of a ledger that went to another server, with the turns that had come before it.
 
-    Raises LedgerError for a damaged step, and for one of a profile that is not known here.
+    Raises LedgerError for a damaged step, for one of a profile that is not known here, and for one in another form
+    than chat completions when there is no ``read``.
     """
     index = TurnIndex(max_tokens, _MAX_TURNS)
     names = {session.id: session.name for session in reader.sessions()}
@@ -64,16 +68,18 @@ def sent_again(reader: LedgerReader, mode: Mode = "repair", max_tokens: int = 16
         if isinstance(event, TurnRecord):
             index.add(event.turn)
         else:
-            yield _made(event, names[event.session], reader, index, mode)
+            yield _made(event, names[event.session], reader, index, mode, read)
 
 
-def _made(step: StoredStep, name: str, reader: LedgerReader, index: TurnIndex, mode: Mode) -> SentAgain:
+def _made(
+    step: StoredStep, name: str, reader: LedgerReader, index: TurnIndex, mode: Mode, read: Read | None
+) -> SentAgain:
     facts = step.facts["upstream"]
     profile = PROFILES.get(facts["profile"])
     if profile is None:
         raise LedgerError(f"step {step.id} of ledger {reader.path} went to a server of profile {facts['profile']!r}")
     guard = MessageGuard(index, mode, profile=profile)
-    body = received_object(reader.body(step.id), step.id, reader.path)
+    body = in_chat(step, received_object(reader.body(step.id), step.id, reader.path), reader, read)
     request = parse_request(body, images=passed_through)
     prompt = guard.ask(request, Scope(name, step.facts["is_conversation"]), body)
     bodies = tuple(json_bytes(request_body(facts["model"], prompt, fields)) for fields in facts["fields"])

@@ -177,7 +177,10 @@ def _names_effort(body: Mapping[str, Any]) -> bool:
 
 def _counted(request: ChatRequest, tokenizer: K3Tokenizer | None, cache: EncodeCache | None) -> int | None:
     if tokenizer is None or any(
-        isinstance(part, ImagePart) for message in request.messages for part in message.content or ()
+        isinstance(part, ImagePart)
+        for message in request.messages
+        if isinstance(message.content, tuple)
+        for part in message.content
     ):
         return None
     return sum(len(part.ids) for part in encode_parts(request, tokenizer, cache))

@@ -46,7 +46,7 @@ class ReceivedTurn:
     """A turn as it was received. ``message`` holds the complete calls, ``incomplete`` are the others: place, id, name.
 
     ``whole`` says that the model ended it and ``message`` says all of it. ``warnings`` name what was put right or
-    looks wrong.
+    looks wrong. ``stop`` is the stop string that ended it.
     """
 
     message: Message
@@ -55,6 +55,7 @@ class ReceivedTurn:
     counts: Counts
     whole: bool
     warnings: tuple[str, ...]
+    stop: str | None = None
 
 
 @dataclass(slots=True)
@@ -69,6 +70,8 @@ class _Call:
     said: int = 0
     """Pieces of the arguments that the client has."""
     ended: bool = False
+    looked_at: int = -1
+    """Pieces of the arguments when it was last looked whether they are complete."""
 
     def unsaid(self) -> str:
         """The arguments since the last call of this."""
@@ -81,9 +84,21 @@ class _Call:
         text = "".join(self.arguments)
         return "{}" if text.strip() == "null" else text
 
+    def is_over(self) -> bool:
+        """Whether its arguments are there and complete."""
+        if len(self.arguments) == self.looked_at:
+            return False
+        self.looked_at = len(self.arguments)
+        text = self.text()
+        return bool(text.strip()) and _is_complete(text)
+
 
 class TurnReader:
-    """Reads one choice. Calls get ids of the gateway's own, because servers' ids repeat; theirs are kept."""
+    """Reads one choice. Calls get ids of the gateway's own, because servers' ids repeat; theirs are kept.
+
+    Events come one thing after the other, a call from its start to its end, because most protocols cannot say two at
+    once: what a server sends in the middle of a call waits until that one is complete.
+    """
 
     def __init__(
         self, profile: Profile, stops: StopStrings, *, calls_allowed: bool, new_call_id: Callable[[], str]
@@ -98,6 +113,8 @@ class TurnReader:
         self._content: list[str] = []
         self._calls: dict[int, _Call] = {}
         self._told = 0
+        self._open: _Call | None = None
+        self._waiting: list[Event] = []
         self._finish: str | None = None
         self._counts: Counts | None = None
         self._warnings: list[str] = []
@@ -137,11 +154,10 @@ class TurnReader:
             thought, said = self._tags.finish()
             self._think(thought + self._thought.finish(), events)
             self._show(said + self._said.finish(), events)
-            for call in self._calls.values():
-                self._tell(call, events)
-                self._argue(call, call.characters.finish(), events)
-                self._end(call, events)
+            self._go_on(events, last=True)
             self._flush_stops(events)
+        elif self._open is not None:
+            self._end(self._open, events, cut=True)
         return events, self._turn(stopped=stopped)
 
     def _read(self, delta: Mapping[str, Any], events: list[Event], *, in_one: bool) -> None:
@@ -169,17 +185,14 @@ class TurnReader:
 
     def _add(self, index: int, piece: Mapping[str, Any], events: list[Event]) -> None:
         if index not in self._calls:
-            for call in self._calls.values():
-                self._tell(call, events)
-                self._argue(call, call.characters.finish(), events)
-                self._end(call, events)
             self._calls[index] = _Call(self._new_call_id())
+            self._go_on(events)
         call = self._calls[index]
         call.id = call.id or str(piece.get("id") or "")
         function = _object(piece.get("function") or {}, "function")
         name, arguments = function.get("name"), function.get("arguments")
         if isinstance(name, str) and name:
-            if call.place is None:
+            if call.place is None and not call.arguments:
                 call.name += name
             elif name != call.name:  # some servers repeat it with every piece
                 raise not_understood(f"the name of a tool call goes on ({name[:40]!r}) after its arguments began")
@@ -187,53 +200,80 @@ class TurnReader:
             return
         if not isinstance(arguments, str):
             raise not_understood(f"arguments of a tool call are {type(arguments).__name__}; they must be text")
-        self._tell(call, events)
-        self._argue(call, call.characters.feed(arguments), events)
+        if call.ended and arguments.strip():
+            raise not_understood(f"the arguments of a tool call go on ({arguments[:40]!r}) after they were complete")
+        if not call.ended:
+            call.arguments.append(call.characters.feed(arguments))
+            self._go_on(events)
+
+    def _go_on(self, events: list[Event], *, last: bool = False) -> None:
+        """Tell what can be told of the calls, one after the other; of all of them when they are the ``last``."""
+        calls = [call for call in self._calls.values() if not call.ended] if self._calls_allowed else []
+        for place, call in enumerate(calls, 1):
+            follows = place < len(calls)
+            if not (call.arguments or follows or last):
+                return
+            self._tell(call, events)
+            self._argue(call, events)
+            if not (last or (follows and call.is_over())):
+                return
+            self._end(call, events)
 
     def _tell(self, call: _Call, events: list[Event]) -> None:
         """Announce a call: its name is whole when its arguments begin, another call begins, or the turn ends."""
-        if call.place is not None or not self._calls_allowed:
+        if call.place is not None:
             return
         if not call.name:
             raise not_understood("a tool call has no name")
         self._flush_stops(events)
         call.place, self._told = self._told, self._told + 1
+        self._open = call
         events.append(CallStart(call.place, call.own_id, call.name))
 
-    def _argue(self, call: _Call, text: str, events: list[Event]) -> None:
-        if text and call.place is not None:
-            call.arguments.append(text)
-            # Held back as long as it may become the ``null`` of a call without arguments.
-            if not "null".startswith("".join(call.arguments).strip()):
-                events.append(CallArgumentsDelta(call.place, call.unsaid()))
-
-    def _end(self, call: _Call, events: list[Event]) -> None:
-        """Close a call that was announced, once."""
-        if call.place is None or call.ended:
+    def _argue(self, call: _Call, events: list[Event]) -> None:
+        if call.place is None or len(call.arguments) == call.said:
             return
-        call.ended = True
+        # Held back as long as it may become the ``null`` of a call without arguments.
+        if call.said or not "null".startswith("".join(call.arguments).strip()):
+            events.append(CallArgumentsDelta(call.place, call.unsaid()))
+
+    def _end(self, call: _Call, events: list[Event], *, cut: bool = False) -> None:
+        """Close the open call, and say what has waited for its end."""
+        assert call.place is not None, "only a call that was told of is closed"
+        call.ended, self._open = True, None
+        if half := call.characters.finish():
+            call.arguments.append(half)
+            self._argue(call, events)
         text = call.text()
-        complete = _is_complete(text)
+        complete = not cut and _is_complete(text)
         if complete and (rest := call.unsaid()):
             events.append(CallArgumentsDelta(call.place, "{}" if rest.strip() == "null" else rest))
         events.append(CallEnd(call.place, text, complete))
+        events += self._waiting
+        self._waiting = []
+
+    def _say(self, event: Event, events: list[Event]) -> None:
+        """An event that is none of a call's."""
+        if self._open is not None and self._open.is_over():
+            self._end(self._open, events)
+        (events if self._open is None else self._waiting).append(event)
 
     def _think(self, text: str, events: list[Event]) -> None:
         if text:
             self._reasoning.append(text)
-            events.append(ReasoningDelta(text))
+            self._say(ReasoningDelta(text), events)
 
     def _show(self, text: str, events: list[Event]) -> None:
         shown = self._stops.feed(text) if text else ""
         if shown:
             self._content.append(shown)
-            events.append(ContentDelta(shown))
+            self._say(ContentDelta(shown), events)
 
     def _flush_stops(self, events: list[Event]) -> None:
         held = self._stops.finish()
         if held:
             self._content.append(held)
-            events.append(ContentDelta(held))
+            self._say(ContentDelta(held), events)
 
     def _turn(self, *, stopped: bool) -> ReceivedTurn:
         calls = [] if stopped else [call for call in self._calls.values() if call.place is not None]
@@ -256,6 +296,7 @@ class TurnReader:
             self._counts or Counts(),
             whole=not (cut or stopped or incomplete or dropped),
             warnings=tuple(self._warnings),
+            stop=self._stops.found,
         )
 
     def _look(self, content: str, reasoning: str, calls: bool, *, stopped: bool, dropped: bool) -> None:

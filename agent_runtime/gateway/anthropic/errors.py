@@ -60,5 +60,7 @@ def translated(error: ApiError, words: Callable[[str], str] = str) -> ApiError:
     message = words(error.message)
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.context_len - 1} maximum"
+    elif error.code == "context_length_exceeded":  # another server's: it need not tell the sizes
+        message = f"prompt is too long: {message}"
     param = words(error.param) if error.param is not None else None
     return ApiError(error.status, message, code=error.code, param=param, type=error.type, headers=error.headers)

@@ -13,6 +13,7 @@ _FIELDS = (
     ("tool_choice.function.name", "tool_choice.name"),
     ("function.parameters", "input_schema"),
     ("function.name", "name"),
+    ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
     ("stop", "stop_sequences"),
 )
 """Fields of chat completions and what they are called here; longer ones first."""

@@ -9,6 +9,7 @@ from agent_runtime.gateway.errors import ApiError
 _MESSAGE = re.compile(r"\bmessages\[(\d+)\]")
 _TOOL = re.compile(r"\b(tools\[\d+\])\.function\b")
 _RENAMED = (
+    (re.compile(r"^thinking\b"), "reasoning.effort"),
     (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
     (re.compile(r"\bresponse_format\.json_schema\b"), "text.format"),
     (re.compile(r"\bresponse_format\b"), "text.format"),
