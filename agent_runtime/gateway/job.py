@@ -20,7 +20,7 @@ from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.completion import Facts, Progress, WireForm
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.images import Fetched, ImageInput
-from agent_runtime.gateway.options import ChatOptions, parse_options
+from agent_runtime.gateway.options import ChatOptions, parse_names, parse_options
 from agent_runtime.gateway.positions import Mark, positions_of
 from agent_runtime.gateway.record import Record, StepNumber
 from agent_runtime.gateway.sampling import for_choice, output_budget, sampling_params, without_media
@@ -143,12 +143,12 @@ async def prompt_tokens(asked: Asked, gateway: Gateway) -> int:
 async def looked_at(asked: Asked, gateway: Gateway) -> ReplayedPrompt:
     """The prompt that a request would have; nothing is asked of the engine. Raises ApiError."""
     require_model(asked.body.get("model"), gateway.settings)
+    names = parse_names(asked.body)
+    session = find_session(asked.headers, names.cache, names.prompt_cache_key, names.metadata, names.user)
     with refusals():
         fetched = await gateway.images.fetch(list(image_sources(asked.body)))
 
     def look() -> ReplayedPrompt:
-        fields = {key: asked.body.get(key) for key in ("prompt_cache_key", "metadata", "user")}
-        session = find_session(asked.headers, None, **fields)
         with refusals():
             request = parse_request(asked.body, images=gateway.images.request_images(fetched))
             return gateway.record.guard.look(request, scope_of(session), gateway.tokenizer, gateway.encoded)

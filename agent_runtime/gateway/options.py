@@ -39,14 +39,28 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class ChatOptions(BaseModel):
+class Names(BaseModel):
+    """The fields that may name the session."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    k3: ExtensionFields | None = None
+
+    @property
+    def cache(self) -> CacheFields | None:
+        """``k3.cache``."""
+        return self.k3.cache if self.k3 is not None else None
+
+
+class ChatOptions(Names):
     """Every accepted field besides the prompt-shaping ones; null means absent, as OpenAI has it.
 
     ``user``, ``safety_identifier``, ``metadata``, ``prompt_cache_key`` and ``k3`` do not change the answer; what
     they are used for is said in docs/gateway.md.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
     stream: bool | None = None
@@ -75,11 +89,7 @@ class ChatOptions(BaseModel):
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
 
-    user: str | None = None
     safety_identifier: str | None = None
-    metadata: dict[str, str] | None = None
-    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
-    k3: ExtensionFields | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "ChatOptions":
@@ -94,11 +104,6 @@ class ChatOptions(BaseModel):
                 "contradict each other; send one of them"
             )
         return self
-
-    @property
-    def cache(self) -> CacheFields | None:
-        """``k3.cache``."""
-        return self.k3.cache if self.k3 is not None else None
 
     @property
     def output_budget(self) -> int | None:
@@ -122,6 +127,12 @@ def parse_options(body: Mapping[str, Any]) -> ChatOptions:
     """Validate what is not the prompt. Raises ApiError 400 that names every faulty field."""
     rest = {key: value for key, value in body.items() if key not in PROMPT_FIELDS}
     return validated(ChatOptions, rest, refused=REFUSED, elsewhere=PROMPT_FIELDS)
+
+
+def parse_names(body: Mapping[str, Any]) -> Names:
+    """What names the session, of a body whose other fields are read elsewhere. Raises ApiError 400."""
+    given = {key: body[key] for key in Names.model_fields if key in body}
+    return validated(Names, given, refused={}, elsewhere=())
 
 
 def validated(

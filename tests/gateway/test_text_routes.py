@@ -121,3 +121,21 @@ async def test_ready_and_health_say_whether_the_engine_answers(gateway: Running,
         assert (await gateway.client.get("/ready")).status_code == status
         assert (await gateway.client.get("/health")).status_code == status
     assert (await gateway.client.post("/v1/chat/completions", json=chat())).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [{"metadata": True}, {"prompt_cache_key": 1.5}, {"user": {}}, {"metadata": [[]]}])
+async def test_names_of_any_type_are_read_or_refused(offline: Running, fields: dict[str, Any]) -> None:
+    answer = await post(offline, "/v1/tokenize", {**chat(), **fields}, 400)
+    assert answer["error"]["param"] == next(iter(fields))
+
+
+async def test_a_count_by_the_messages_api_looks_into_the_session_that_the_extension_names(
+    gateway: Running, stub: StubEngine, writer: TurnWriter
+) -> None:
+    stub.plan = lambda _: says(writer.turn("a long thought", "Hi"), end_of_msg=END_OF_MSG)
+    named = {"k3": {"cache": {"session": "mine"}}}
+    await gateway.ask({**chat(), **named})
+    messages = [*chat()["messages"], {"role": "assistant", "content": "Hi"}, user("more")]
+    counted = await post(gateway, "/v1/messages/count_tokens", {"model": MODEL, "messages": messages, **named})
+    answer = await gateway.ask({**chat(), **named, "messages": messages})
+    assert counted["input_tokens"] == answer["usage"]["prompt_tokens"]
