@@ -168,7 +168,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}."
     if error.status_code == 404:
-        message = f"There is no {request.url.path} here; see /v1/chat/completions, /v1/responses, /v1/messages, /v1/models and /health."
+        message = (
+            f"There is no {request.url.path} here; see /v1/chat/completions, /v1/responses, /v1/messages, /v1/models "
+            "and /health."
+        )
     headers = dict(error.headers) if error.headers else None
     return _in_shape(request, ApiError(error.status_code, message, code="http_error", headers=headers))
 
