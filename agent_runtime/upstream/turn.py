@@ -1,14 +1,13 @@
 """Another server's stream to the events of a turn and the turn that is kept; no I/O."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from agent_runtime.upstream.call import Call, is_complete
 from agent_runtime.upstream.errors import not_understood
 from agent_runtime.upstream.pieces import ThinkTags, WholeCharacters
 from agent_runtime.upstream.profiles import Profile
-from k3_sglang.chat.arguments import load_arguments
-from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.events import CallArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, ReasoningDelta
 from k3_sglang.chat.types import Message, ToolCall
 
@@ -58,41 +57,6 @@ class ReceivedTurn:
     stop: str | None = None
 
 
-@dataclass(slots=True)
-class _Call:
-    own_id: str
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = field(default_factory=list[str])
-    characters: WholeCharacters = field(default_factory=WholeCharacters)
-    place: int | None = None
-    """Its index for the client, once told."""
-    said: int = 0
-    """Pieces of the arguments that the client has."""
-    ended: bool = False
-    looked_at: int = -1
-    """Pieces of the arguments when it was last looked whether they are complete."""
-
-    def unsaid(self) -> str:
-        """The arguments since the last call of this."""
-        text = "".join(self.arguments[self.said :])
-        self.said = len(self.arguments)
-        return text
-
-    def text(self) -> str:
-        """All arguments. Some servers write ``null`` for a call without any, which is no object."""
-        text = "".join(self.arguments)
-        return "{}" if text.strip() == "null" else text
-
-    def is_over(self) -> bool:
-        """Whether its arguments are there and complete."""
-        if len(self.arguments) == self.looked_at:
-            return False
-        self.looked_at = len(self.arguments)
-        text = self.text()
-        return bool(text.strip()) and _is_complete(text)
-
-
 class TurnReader:
     """Reads one choice. Calls get ids of the gateway's own, because servers' ids repeat; theirs are kept.
 
@@ -111,9 +75,9 @@ class TurnReader:
         self._thought, self._said = WholeCharacters(), WholeCharacters()
         self._reasoning: list[str] = []
         self._content: list[str] = []
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
         self._told = 0
-        self._open: _Call | None = None
+        self._open: Call | None = None
         self._waiting: list[Event] = []
         self._finish: str | None = None
         self._counts: Counts | None = None
@@ -185,7 +149,7 @@ class TurnReader:
 
     def _add(self, index: int, piece: Mapping[str, Any], events: list[Event]) -> None:
         if index not in self._calls:
-            self._calls[index] = _Call(self._new_call_id())
+            self._calls[index] = Call(self._new_call_id())
             self._go_on(events)
         call = self._calls[index]
         call.id = call.id or str(piece.get("id") or "")
@@ -219,7 +183,7 @@ class TurnReader:
                 return
             self._end(call, events)
 
-    def _tell(self, call: _Call, events: list[Event]) -> None:
+    def _tell(self, call: Call, events: list[Event]) -> None:
         """Announce a call: its name is whole when its arguments begin, another call begins, or the turn ends."""
         if call.place is not None:
             return
@@ -230,14 +194,14 @@ class TurnReader:
         self._open = call
         events.append(CallStart(call.place, call.own_id, call.name))
 
-    def _argue(self, call: _Call, events: list[Event]) -> None:
+    def _argue(self, call: Call, events: list[Event]) -> None:
         if call.place is None or len(call.arguments) == call.said:
             return
         # Held back as long as it may become the ``null`` of a call without arguments.
         if call.said or not "null".startswith("".join(call.arguments).strip()):
             events.append(CallArgumentsDelta(call.place, call.unsaid()))
 
-    def _end(self, call: _Call, events: list[Event], *, cut: bool = False) -> None:
+    def _end(self, call: Call, events: list[Event], *, cut: bool = False) -> None:
         """Close the open call, and say what has waited for its end."""
         assert call.place is not None, "only a call that was told of is closed"
         call.ended, self._open = True, None
@@ -245,7 +209,7 @@ class TurnReader:
             call.arguments.append(half)
             self._argue(call, events)
         text = call.text()
-        complete = not cut and _is_complete(text)
+        complete = not cut and is_complete(text)
         if complete and (rest := call.unsaid()):
             events.append(CallArgumentsDelta(call.place, "{}" if rest.strip() == "null" else rest))
         events.append(CallEnd(call.place, text, complete))
@@ -280,7 +244,7 @@ class TurnReader:
         complete = tuple(
             ToolCall(call.own_id, call.name, text, call.id or None)
             for call in calls
-            if _is_complete(text := call.text())
+            if is_complete(text := call.text())
         )
         done = {call.id for call in complete}
         incomplete = tuple((call.place or 0, call.own_id, call.name) for call in calls if call.own_id not in done)
@@ -327,13 +291,6 @@ class TurnReader:
             _number(given, "completion_tokens"),
             _number(given, "reasoning_tokens", "completion_tokens_details"),
         )
-
-
-def _is_complete(arguments: str) -> bool:
-    try:
-        return load_arguments(arguments) is not None
-    except ChatRequestError:
-        return False
 
 
 def _number(usage: Mapping[str, Any], name: str, details: str = "") -> int:
