@@ -120,7 +120,11 @@ class SGLangEngine:
             logger.info("request %s is sent once more, its connection broke: %r", rid, error)
         await self._abort_unfinished(rid)
         again = secrets.token_hex(len(rid))[: len(rid)]
-        return await self._opened(ids, sampling, again, images), again
+        try:
+            return await self._opened(ids, sampling, again, images), again
+        except BaseException:  # cancellation too: only here is this rid known
+            await self._abort_unfinished(again)
+            raise
 
     async def _opened(
         self, ids: Sequence[int], sampling: SamplingParams, rid: str, images: Sequence[EngineImage]
