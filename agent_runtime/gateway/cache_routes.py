@@ -14,11 +14,9 @@ from starlette.routing import Route
 from agent_runtime.errors import EngineError
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.cache_fields import SECONDS_OF_A_DAY, Session
-from agent_runtime.gateway.errors import ApiError, from_engine
+from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, from_engine
 from agent_runtime.gateway.job import Gateway, history_ids
 from k3_sglang.chat.request import PROMPT_FIELDS
-
-CLIENT_CLOSED_REQUEST = 499
 
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_OF_A_DAY)]
 Body = TypeVar("Body", bound=BaseModel)

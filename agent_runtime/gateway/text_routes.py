@@ -11,13 +11,12 @@ from starlette.types import ASGIApp
 
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.completions import TextCompletion, parse_completion
-from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 from agent_runtime.gateway.job import Asked, Gateway, looked_at, require_model
 from k3_sglang.chat.json_types import is_list
 from k3_sglang.chat.request import PROMPT_FIELDS
 from k3_sglang.chat.request_fields import shown
 
-CLIENT_CLOSED_REQUEST = 499
 _NAMES = frozenset(("prompt_cache_key", "metadata", "user"))
 _TEXT_FIELDS = frozenset(("model", "prompt", "add_special_tokens"))
 _CHAT_FIELDS = PROMPT_FIELDS | _NAMES | {"model"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import AsyncOpenAI
 from starlette.applications import Starlette
 
 from agent_runtime.engine.sglang import SGLangEngine
@@ -92,3 +93,11 @@ async def gateway(settings: dict[str, Any], tokenizer: K3Tokenizer, engine_url: 
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
     ):
         yield Running(app, url, client)
+
+
+@pytest.fixture
+async def client(gateway: Running) -> AsyncGenerator[AsyncOpenAI, None]:
+    """The client as its users make it, without retries so that failures show."""
+    http = httpx.AsyncClient(trust_env=False)
+    async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, http_client=http) as made:
+        yield made

@@ -1,29 +1,18 @@
 """The gateway driven by the unmodified `openai` package: whole and streamed, with a tool, over several turns."""
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
 
 from tests.gateway.bodies import MODEL, WEATHER_TOOL, user
-from tests.gateway.conftest import Running
 from tests.gateway.stub_engine import Script, StubEngine, says
 from tests.gateway.vocabulary import TurnWriter
 
 END_OF_MSG = 258
 CALL = ("get_weather", (("city", "string", "Oslo"), ("days", "number", "3")))
-
-
-@pytest.fixture
-async def client(gateway: Running) -> AsyncGenerator[AsyncOpenAI, None]:
-    """The client as its users make it, without retries so that failures show."""
-    http = httpx.AsyncClient(trust_env=False)
-    async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, http_client=http) as made:
-        yield made
 
 
 @pytest.fixture

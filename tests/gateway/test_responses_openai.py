@@ -1,16 +1,13 @@
 """The Responses API driven by the unmodified `openai` package."""
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
 
 from tests.gateway.bodies import MODEL
-from tests.gateway.conftest import Running
 from tests.gateway.responses_items import FLAT_TOOL, output
 from tests.gateway.stub_engine import Script, StubEngine, says
 from tests.gateway.vocabulary import TurnWriter
@@ -18,14 +15,6 @@ from tests.gateway.vocabulary import TurnWriter
 END_OF_MSG = 258
 CALL = ("get_weather", (("city", "string", "Oslo"), ("days", "number", "3")))
 STRICT: Any = {**FLAT_TOOL, "strict": True}
-
-
-@pytest.fixture
-async def client(gateway: Running) -> AsyncGenerator[AsyncOpenAI, None]:
-    """The client as its users make it, without retries so that failures show."""
-    http = httpx.AsyncClient(trust_env=False)
-    async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, http_client=http) as made:
-        yield made
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agent_runtime.gateway.answer import Answer
 from agent_runtime.gateway.body import read_json_object
-from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 from agent_runtime.gateway.job import Asked, Gateway, Job, prepare
 from agent_runtime.gateway.responses.background import Background
 from agent_runtime.gateway.responses.decode import Decoded, decode
@@ -22,7 +22,6 @@ from agent_runtime.gateway.responses.store import ResponseStore, Stored
 from agent_runtime.gateway.responses.wire import ResponsesWire
 from k3_sglang.chat.request_fields import shown
 
-CLIENT_CLOSED_REQUEST = 499
 _PATH = "/v1/responses"
 
 
