@@ -14,7 +14,7 @@ from agent_runtime.tools.server import AgentServer, ServerOptions
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line."""
     agents.add_arguments(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="(%(default)s); there is no authentication")
+    parser.add_argument("--host", default="127.0.0.1", help="(%(default)s); an agent has no authentication")
     parser.add_argument("--port", type=int, default=8000, help="(%(default)s)")
     upstream.add_arguments(parser)
 

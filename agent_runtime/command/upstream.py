@@ -23,6 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     key = group.add_mutually_exclusive_group()
     key.add_argument("--upstream-key-env", metavar="NAME", help="variable with its key")
     key.add_argument("--upstream-key-file", type=Path, metavar="FILE", help="file with its key")
+    access = group.add_mutually_exclusive_group()
+    access.add_argument("--api-keys-file", type=Path, metavar="FILE", help="keys that may use it, `name:key` a line")
+    access.add_argument("--api-keys-env", metavar="NAME", help="variable with such lines, or separated by commas")
+    access.add_argument("--allow-no-keys", action="store_true", help="listen without keys where others reach it")
     group.add_argument("--guard", choices=("repair", "strict", "off"), default="repair", help="(%(default)s)")
     group.add_argument("--ledger", type=Path, help="file that keeps every request and answer")
 
@@ -34,6 +38,9 @@ def settings(options: argparse.Namespace) -> dict[str, object]:
         "context_len": options.window or WINDOW,
         "host": options.host,
         "port": options.port,
+        "api_keys_file": options.api_keys_file,
+        "api_keys_env": options.api_keys_env,
+        "allow_no_keys": options.allow_no_keys,
         "upstream": "openai",
         "upstream_url": options.upstream,
         "upstream_profile": options.profile,

@@ -14,9 +14,12 @@ from agent_runtime.engine.sglang import SGLangEngine
 from agent_runtime.errors import LedgerError, SettingsError
 from agent_runtime.gateway.app import create_app
 from agent_runtime.gateway.foreign import ForeignServer
+from agent_runtime.gateway.keys import read_keys, readable_by_others
 from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.errors import VocabularyError
 from k3_sglang.chat.tokenizer import K3Tokenizer
+
+logger = logging.getLogger(__name__)
 
 USAGE_ERROR = 2
 
@@ -26,6 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         settings = GatewaySettings.from_file(options.settings)
+        if options.check:
+            read_keys(settings)
+            return 0
         app = app_of(settings)
     except (SettingsError, LedgerError, VocabularyError) as error:
         print(f"gateway: {error}", file=sys.stderr)
@@ -36,18 +42,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 def app_of(settings: GatewaySettings) -> Starlette:
     """The application. Raises SettingsError, LedgerError or VocabularyError when it cannot be made."""
+    keys = read_keys(settings)
     folder = settings.tokenizer_dir
     tokenizer = None if folder is None else K3Tokenizer.from_dir(folder)
     if settings.upstream == "openai":
         foreign = ForeignServer(settings)
-        return create_app(settings, foreign.engine(), tokenizer, foreign)
-    return create_app(settings, _engine(settings), tokenizer)
+        return create_app(settings, foreign.engine(), tokenizer, foreign, keys)
+    return create_app(settings, _engine(settings), tokenizer, keys=keys)
 
 
 def serve(app: Starlette, settings: GatewaySettings, log_level: str) -> None:
     """Serve until SIGTERM or SIGINT, then end the process with 0."""
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    if settings.api_keys_file is not None and readable_by_others(settings.api_keys_file):
+        logger.warning("everybody on this machine can read api_keys_file %s; chmod 600 it", settings.api_keys_file)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -56,6 +65,7 @@ def serve(app: Starlette, settings: GatewaySettings, log_level: str) -> None:
         access_log=False,
         lifespan="on",
         server_header=False,
+        ws="none",
         timeout_graceful_shutdown=settings.shutdown_grace_s,
     )
     # uvicorn repeats the signal that stopped it once all is closed; this makes that an orderly exit.
@@ -83,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Keys of the settings file: " + ", ".join(GatewaySettings.model_fields) + ".",
     )
     parser.add_argument("--settings", type=Path, required=True, metavar="FILE.json", help="settings as JSON")
+    parser.add_argument("--check", action="store_true", help="say whether settings and keys can be used, and stop")
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: info"
     )

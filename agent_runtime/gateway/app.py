@@ -9,16 +9,16 @@ from typing import Any
 import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from agent_runtime.engine.types import Engine
+from agent_runtime.gateway.access import Access
 from agent_runtime.gateway.answer import Answer
-from agent_runtime.gateway.anthropic.errors import error_response
 from agent_runtime.gateway.anthropic.models import model_list, model_object
-from agent_runtime.gateway.anthropic.routes import PREFIX as MESSAGES
 from agent_runtime.gateway.anthropic.routes import VERSION_HEADER, MessagesRoutes
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.cache_link import CacheLink
@@ -27,9 +27,11 @@ from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, intern
 from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Asked, Gateway, prepare
+from agent_runtime.gateway.keys import ApiKeys
 from agent_runtime.gateway.record import Record
 from agent_runtime.gateway.responses.routes import ResponseRoutes
 from agent_runtime.gateway.settings import GatewaySettings
+from agent_runtime.gateway.shape import in_shape
 from agent_runtime.gateway.text_routes import TextRoutes
 from agent_runtime.gateway.wire import ChatWire
 from k3_sglang.chat.encode_cache import EncodeCache
@@ -105,9 +107,15 @@ class _Endpoints:
 
 
 def create_app(
-    settings: GatewaySettings, engine: Engine, tokenizer: K3Tokenizer | None, foreign: ForeignServer | None = None
+    settings: GatewaySettings,
+    engine: Engine,
+    tokenizer: K3Tokenizer | None,
+    foreign: ForeignServer | None = None,
+    keys: ApiKeys | None = None,
 ) -> Starlette:
     """The application; before another server ``foreign`` speaks to it, and ``engine`` stands for it.
+
+    Whoever has one of ``keys`` may use it, everybody without them.
 
     It owns ``engine`` from here on and closes it when the server shuts down.
 
@@ -146,6 +154,7 @@ def create_app(
             *text_routes.routes(),
             *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
         ],
+        middleware=[Middleware(Access, keys=keys)],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
         lifespan=lifespan,
     )
@@ -155,13 +164,7 @@ def create_app(
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _in_shape(request, error)
-
-
-def _in_shape(request: Request, error: ApiError) -> Response:
-    """The error as the client's protocol has it."""
-    is_messages = request.url.path.startswith(f"{MESSAGES}/") or request.url.path == MESSAGES
-    return error_response(error) if is_messages or VERSION_HEADER in request.headers else error.response()
+    return in_shape(request.scope, error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -173,9 +176,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
             "and /health."
         )
     headers = dict(error.headers) if error.headers else None
-    return _in_shape(request, ApiError(error.status_code, message, code="http_error", headers=headers))
+    return in_shape(request.scope, ApiError(error.status_code, message, code="http_error", headers=headers))
 
 
 async def _unforeseen_error(request: Request, error: Exception) -> Response:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _in_shape(request, internal_error())
+    return in_shape(request.scope, internal_error())

@@ -1,10 +1,12 @@
 """Everything that can be set about a gateway, validated; unknown keys are refused."""
 
 import json
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from agent_runtime.errors import SettingsError
 from agent_runtime.upstream.profiles import ProfileName
@@ -30,6 +32,13 @@ class GatewaySettings(BaseModel):
     Folder with ``tiktoken.model`` (and ``tokenizer_config.json`` when its ids differ from the release's)."""
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    api_keys_file: Path | None = None
+    """File with the keys that may use the gateway, `name:key` or `key` a line. What is kept of one name's requests is
+    nobody else's."""
+    api_keys_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """Environment variable with such lines, or the same separated by commas."""
+    allow_no_keys: bool = False
+    """Listen without keys where others can reach the gateway. They share all that is kept, and its costs."""
 
     context_len: Count
     """Tokens of prompt plus output the engine can hold for one request."""
@@ -121,6 +130,20 @@ class GatewaySettings(BaseModel):
             raise ValueError("constrained_by_default and seeded_sampling are settings of an engine, not of an upstream")
         return self
 
+    @model_validator(mode="after")
+    def _others_need_keys(self) -> "GatewaySettings":
+        if self.api_keys_file is not None and self.api_keys_env is not None:
+            raise ValueError("api_keys_file and api_keys_env are both set; keep one")
+        has_keys = self.api_keys_file is not None or self.api_keys_env is not None
+        if has_keys and self.allow_no_keys:
+            raise ValueError("allow_no_keys is true and there are API keys; keep one")
+        if not (has_keys or self.allow_no_keys or is_loopback(self.host)):
+            raise ValueError(
+                f"host is {self.host!r}, where others can reach the gateway, and there are no API keys; set "
+                "api_keys_file or api_keys_env, or listen on 127.0.0.1, or set allow_no_keys to true"
+            )
+        return self
+
     @classmethod
     def from_file(cls, path: Path) -> "GatewaySettings":
         """Read a JSON file. Raises SettingsError that names the file, the key, its value and what is allowed."""
@@ -133,9 +156,26 @@ class GatewaySettings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(map(str, item['loc'])) or 'file'}={item['input']!r}: {item['msg']}"
-                for item in error.errors(include_url=False)
-            )
-            allowed = ", ".join(cls.model_fields)
-            raise SettingsError(f"settings file {path}: {problems}. Keys: {allowed}") from error
+            problems = "; ".join(map(_problem, error.errors(include_url=False)))
+            unknown = any(item["type"] == "extra_forbidden" for item in error.errors())
+            allowed = f". Keys: {', '.join(cls.model_fields)}" if unknown else ""
+            raise SettingsError(f"settings file {path}: {problems}{allowed}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine can reach an address to listen on."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name: whoever it leads to
+        return False
+
+
+def _problem(error: ErrorDetails) -> str:
+    where = ".".join(map(str, error["loc"]))
+    if not error["loc"]:
+        return f"{error['msg'].removeprefix('Value error, ')}"
+    # Somebody may have put a key where its variable's name belongs.
+    got = "text that is no variable's name" if where == "api_keys_env" else repr(error["input"])
+    return f"{where}={got}: {error['msg']}"

@@ -54,7 +54,8 @@ def serve(resolved: Resolved, folder: Path, output: console.Console) -> int:
     settings_file.write_text(json.dumps(command.gateway_settings(resolved), indent=2), encoding="utf-8")
     announce_dir = folder / "announcements"
     announce_dir.mkdir()
-    engine_environment = {**os.environ, **command.engine_environment(resolved, os.environ)}
+    own = command.without_keys(os.environ, resolved.settings)
+    engine_environment = {**own, **command.engine_environment(resolved, os.environ)}
     adopt_orphans()
     servers = Servers(
         engine=Program(

@@ -11,7 +11,7 @@ from typing import Any
 
 from k3_sglang.announce import DIRECTORY_VARIABLE
 from k3_sglang.launch.resolve import LOOPBACK, Resolved
-from k3_sglang.launch.settings import SettingsError
+from k3_sglang.launch.settings import LaunchSettings, SettingsError
 
 FORBIDDEN_FLAGS = {
     "trust-remote-code": "no code from a checkpoint directory is executed",
@@ -228,6 +228,9 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "engine_url": resolved.engine_url,
         "host": resolved.settings.host,
         "port": resolved.gateway_port,
+        "api_keys_file": resolved.settings.api_keys_file,
+        "api_keys_env": resolved.settings.api_keys_env,
+        "allow_no_keys": resolved.settings.allow_no_keys,
         "context_len": resolved.context_len,
         "images": resolved.why_text_only is None,
         "allow_image_files": resolved.settings.allow_image_files,
@@ -240,6 +243,11 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
         "shutdown_grace_s": resolved.settings.stop_grace_s,
     }
+
+
+def without_keys(environment: Mapping[str, str], settings: LaunchSettings) -> dict[str, str]:
+    """An environment for the engine, which has no use for the gateway's keys."""
+    return {name: value for name, value in environment.items() if name != settings.api_keys_env}
 
 
 def gateway_command(resolved: Resolved, settings_file: Path) -> list[str]:

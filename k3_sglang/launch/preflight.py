@@ -9,13 +9,19 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import json
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import k3_sglang
 from k3_sglang.chat.tokenizer import VOCABULARY_FILE
 from k3_sglang.compat import SGLANG_VERSION
+from k3_sglang.launch.command import gateway_settings
 from k3_sglang.launch.resolve import LOOPBACK, Resolved, bind_once, cuda_devices
 from k3_sglang.loading.headers import checkpoint_problems
 
@@ -24,6 +30,9 @@ ENTRY_POINTS = {"sglang.srt.plugins": "k3_sglang", "sglang.srt.platforms": "k3_s
 
 SAFETENSORS_FORMATS = ("auto", "safetensors")
 """Values of SGLang's ``load-format`` with which the weights are the checkpoint's safetensors files."""
+
+GATEWAY_CHECK_S = 60
+"""Most seconds the gateway may take to look at its settings."""
 
 REINSTALL = "install this package again (`pip install -e .` in the clone, or `make venv`)"
 
@@ -42,6 +51,7 @@ def problems(resolved: Resolved) -> list[str]:
         ),
         *check_image_folders(resolved.settings.allow_image_files),
         *check_ledger(resolved.settings.ledger),
+        *check_gateway(gateway_settings(resolved)),
         *check_port("port", resolved.settings.host, resolved.gateway_port),
         *check_port("engine_port", LOOPBACK, resolved.engine_port),
     ]
@@ -74,6 +84,19 @@ def check_ledger(path: str | None) -> list[str]:
     there = next(folder for folder in (file, *file.parents) if folder.exists())
     is_writable = os.access(there, os.W_OK) and there.is_dir() is (there != file)
     return [] if is_writable else [f"ledger names {path!r}, which is no file that can be written; name another"]
+
+
+def check_gateway(settings: Mapping[str, Any]) -> list[str]:
+    """The gateway, which starts last, can use its settings and its keys; asked of itself, so that there is one rule."""
+    with tempfile.TemporaryDirectory(prefix="k3-sglang-") as folder:
+        file = Path(folder) / "gateway.json"
+        file.write_text(json.dumps(settings), encoding="utf-8")
+        command = [sys.executable, "-m", "agent_runtime.gateway", "--settings", str(file), "--check"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GATEWAY_CHECK_S)
+        if done.returncode == 0:
+            return []
+        said = done.stderr.strip() or f"it ended with {done.returncode} and said nothing"
+        return [f"the gateway refuses: {said.removeprefix('gateway: ').replace(f'settings file {file}: ', '')}"]
 
 
 def check_sglang() -> list[str]:

@@ -10,6 +10,7 @@ from k3_sglang.costs import total_parameters
 from k3_sglang.launch.console import Row
 from k3_sglang.launch.readiness import EngineFacts
 from k3_sglang.launch.resolve import Resolved
+from k3_sglang.launch.settings import LaunchSettings
 
 KIB = 1024
 
@@ -27,6 +28,7 @@ def plan_rows(resolved: Resolved) -> list[Row]:
             "turn grammar",
             "always (untrained weights)" if resolved.constrain else "only where a request needs it",
         ),
+        ("API keys", keys(resolved.settings)),
     ]
 
 
@@ -50,6 +52,15 @@ def running_rows(resolved: Resolved, facts: EngineFacts) -> list[Row]:
         ("engine", resolved.engine_url),
         ("gateway", f"{resolved.gateway_url}/v1"),
     ]
+
+
+def keys(settings: LaunchSettings) -> str:
+    """Who may use the gateway."""
+    if settings.api_keys_file is not None:
+        return f"those of {settings.api_keys_file}"
+    if settings.api_keys_env is not None:
+        return f"those of the variable {settings.api_keys_env}"
+    return "none: whoever reaches it may use it" if settings.allow_no_keys else "none: only this machine reaches it"
 
 
 def ranks(resolved: Resolved) -> str:

@@ -38,6 +38,13 @@ class LaunchSettings(BaseModel):
     )
     served_name: str | None = Field(None, description="model name in API answers; default: the model's own name")
     host: str = Field("127.0.0.1", description="address the gateway listens on; the engine stays on loopback")
+    api_keys_file: str | None = Field(
+        None, description="file with the keys that may use the gateway, `name:key` or `key` a line"
+    )
+    api_keys_env: str | None = Field(None, description="environment variable with such lines, or separated by commas")
+    allow_no_keys: bool = Field(
+        False, description="listen without keys where others can reach the gateway; else that is refused"
+    )
     port: Port = Field(30000, description="TCP port of the gateway; 0 picks a free one")
     engine_port: Port = Field(0, description="TCP port of the engine; 0 picks a free one")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses a GPU when the driver shows one")
@@ -225,6 +232,8 @@ def _flag_type(annotation: Any) -> dict[str, Any]:
     if get_origin(annotation) is Literal:
         return {"choices": list(get_args(annotation))}
     plain: Any = alternatives[0] if alternatives else annotation
+    if plain is bool:
+        return {"action": "store_true"}
     if get_origin(plain) is Annotated:
         plain = get_args(plain)[0]
     return {"type": plain, "metavar": "N" if plain is int else "TEXT"}

@@ -12,9 +12,11 @@ from starlette.applications import Starlette
 
 from agent_runtime.engine.sglang import SGLangEngine
 from agent_runtime.gateway.app import create_app
+from agent_runtime.gateway.keys import ApiKeys
 from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from tests.gateway.bodies import MODEL
+from tests.gateway.process import vocabulary_files, write
 from tests.gateway.serving import serving
 from tests.gateway.stub_engine import Script, StubEngine, says
 from tests.gateway.vocabulary import TurnWriter, byte_tokenizer
@@ -39,6 +41,19 @@ def writer(tokenizer: K3Tokenizer) -> TurnWriter:
 def settings(tmp_path: Path) -> dict[str, Any]:
     """Settings of the gateway under test; a test changes them before it asks for `gateway`."""
     return {"model": MODEL, "tokenizer_dir": tmp_path, "context_len": 100_000}
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path) -> Path:
+    """A settings file with a vocabulary beside it, for port 0 and an engine nobody runs."""
+    vocabulary_files(tmp_path)
+    return write(tmp_path, {})
+
+
+@pytest.fixture
+def keys() -> ApiKeys | None:
+    """Keys of the gateway under test; a module that is about keys overrides this."""
+    return None
 
 
 @pytest.fixture
@@ -74,10 +89,12 @@ async def engine_url(stub: StubEngine) -> AsyncGenerator[str, None]:
 
 
 @pytest.fixture
-async def offline(settings: dict[str, Any], tokenizer: K3Tokenizer) -> AsyncGenerator[Running, None]:
+async def offline(
+    settings: dict[str, Any], tokenizer: K3Tokenizer, keys: ApiKeys | None
+) -> AsyncGenerator[Running, None]:
     """The gateway called in process, with no engine: whatever is asked must be answered without one."""
     engine = SGLangEngine(NO_ENGINE)
-    app = create_app(GatewaySettings(**settings), engine, tokenizer)
+    app = create_app(GatewaySettings(**settings), engine, tokenizer, keys=keys)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(base_url="http://gateway", transport=transport) as client:
         yield Running(app, "http://gateway", client)
@@ -85,9 +102,11 @@ async def offline(settings: dict[str, Any], tokenizer: K3Tokenizer) -> AsyncGene
 
 
 @pytest.fixture
-async def gateway(settings: dict[str, Any], tokenizer: K3Tokenizer, engine_url: str) -> AsyncGenerator[Running, None]:
+async def gateway(
+    settings: dict[str, Any], tokenizer: K3Tokenizer, engine_url: str, keys: ApiKeys | None
+) -> AsyncGenerator[Running, None]:
     """The gateway, served on loopback in front of the scripted engine."""
-    app = create_app(GatewaySettings(**settings), SGLangEngine(engine_url), tokenizer)
+    app = create_app(GatewaySettings(**settings), SGLangEngine(engine_url), tokenizer, keys=keys)
     async with (
         serving(app) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,

@@ -187,6 +187,21 @@ def test_the_gateway_learns_what_to_keep_and_what_to_do_about_lost_thinking(chec
     assert (settings.guard, settings.ledger) == ("strict", tmp_path / "ledger.db")
 
 
+def test_the_gateway_learns_where_its_keys_are_and_the_engine_does_not(checkpoint: Path) -> None:
+    plan = resolved(checkpoint, host="0.0.0.0", api_keys_env="SOME_KEYS")
+    settings = GatewaySettings.model_validate(command.gateway_settings(plan))
+    assert (settings.api_keys_env, settings.api_keys_file, settings.allow_no_keys) == ("SOME_KEYS", None, False)
+    plan = resolved(checkpoint, host="0.0.0.0", api_keys_file="/keys")
+    assert GatewaySettings.model_validate(command.gateway_settings(plan)).api_keys_file == Path("/keys")
+    assert GatewaySettings.model_validate(
+        command.gateway_settings(resolved(checkpoint, host="0.0.0.0", allow_no_keys=True))
+    ).allow_no_keys
+    environment = {"SOME_KEYS": "ann:secret", "PATH": "/bin"}
+    kept = command.without_keys(environment, resolved(checkpoint, api_keys_env="SOME_KEYS").settings)
+    assert kept == {"PATH": "/bin"}
+    assert command.without_keys(environment, resolved(checkpoint).settings) == environment
+
+
 @pytest.mark.parametrize(("asked", "given"), [("auto", "float32"), ("bfloat16", "bfloat16")])
 def test_a_cpu_multiplies_float32_unless_told_otherwise(checkpoint: Path, asked: str, given: str) -> None:
     assert flags(resolved(checkpoint, dtype=asked))["dtype"] == given

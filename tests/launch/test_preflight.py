@@ -9,11 +9,13 @@ import socket
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from k3_sglang.launch import preflight
 from k3_sglang.launch.__main__ import main
+from k3_sglang.launch.command import gateway_settings
 from k3_sglang.launch.resolve import resolve
 from k3_sglang.launch.settings import validate
 from k3_sglang.loading.headers import INDEX_FILE
@@ -173,6 +175,35 @@ def test_a_busy_port_ends_the_launch_with_one_line(checkpoint: Path, capsys: pyt
         f"launch: error: port {port} on 127.0.0.1 cannot be used (Address already in use); "
         "choose another, or 0 for a free one\n"
     )
+
+
+def test_an_address_that_others_reach_needs_keys_before_the_model_loads(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["--model", str(checkpoint), "--device", "cpu", "--port", "0", "--host", "0.0.0.0"]
+    assert main(line) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    assert output.err.startswith("launch: error: the gateway refuses: host is '0.0.0.0', where others can reach")
+    assert "set api_keys_file or api_keys_env" in output.err and "settings file" not in output.err
+
+    keys = tmp_path / "keys"
+    keys.write_text("ann:too-short\n")
+    assert main([*line, "--api-keys-file", str(keys)]) == 2
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and "too-short" not in output.err
+    assert f"api_keys_file {keys}, line 1: the key has 9 characters" in output.err
+
+
+@pytest.mark.parametrize("access", [{"api_keys_file": "keys"}, {"allow_no_keys": True}])
+def test_with_keys_or_a_word_the_gateway_may_listen_anywhere(
+    checkpoint: Path, tmp_path: Path, access: dict[str, Any]
+) -> None:
+    (tmp_path / "keys").write_text("ann:0123456789abcdef\n")
+    if "api_keys_file" in access:
+        access = {"api_keys_file": str(tmp_path / "keys")}
+    settings = {"model": str(checkpoint), "device": "cpu", "host": "0.0.0.0", **access}
+    assert preflight.check_gateway(gateway_settings(resolve(validate(settings, source="test")))) == []
 
 
 def test_a_bad_setting_ends_the_launch_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:

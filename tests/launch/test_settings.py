@@ -39,9 +39,13 @@ def test_every_setting_of_one_value_has_a_flag_of_the_same_name() -> None:
     for name, field in LaunchSettings.model_fields.items():
         if name in FILE_ONLY:
             continue
+        flag = f"--{name.replace('_', '-')}"
+        if field.annotation is bool:
+            assert (getattr(parse([flag]).settings, name), field.default) == (True, False)
+            continue
         kind = "int" if "int" in str(field.annotation) else "str"
         value = values[kind] if "Literal" not in str(field.annotation) else str(field.default)
-        parsed = getattr(parse([f"--{name.replace('_', '-')}", value]).settings, name)
+        parsed = getattr(parse([flag, value]).settings, name)
         assert str(parsed) == value
 
 
@@ -55,7 +59,7 @@ def test_settings_cannot_be_changed_later() -> None:
     ("text", "expected"),
     [
         ("kv_token: 4", "unknown key 'kv_token'; did you mean kv_tokens?"),
-        ("zzz: 4", "unknown key 'zzz'; allowed: allow_image_files, allow_image_hosts, cache, cache_hints"),
+        ("zzz: 4", "unknown key 'zzz'; allowed: allow_image_files, allow_image_hosts, allow_no_keys, api_keys_env"),
         ("kv_tokens: many", "kv_tokens is 'many'"),
         ("kv_tokens: 0", "kv_tokens is 0; input should be greater than or equal to 1"),
         ("page_size: true", "page_size is True"),

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+from pydantic import ValidationError
+
 from agent_runtime.__main__ import parser
 from agent_runtime.command.upstream import settings
 from agent_runtime.gateway.__main__ import app_of
@@ -20,3 +23,12 @@ def test_the_command_line_makes_a_gateway_before_the_server_it_names(tmp_path: P
     assert "secret" not in str(settings(options)), "the key is read by the gateway only"
     assert ForeignServer(made).profile.thinking_field == "reasoning"
     assert app_of(made).routes
+
+
+def test_before_another_server_keys_are_asked_for_too() -> None:
+    line = ["serve", "--upstream", "https://example.invalid/v1", "--host", "0.0.0.0"]
+    made = GatewaySettings.model_validate(settings(parser().parse_args([*line, "--api-keys-env", "SOME_KEYS"])))
+    assert (made.api_keys_env, made.allow_no_keys) == ("SOME_KEYS", False)
+    with pytest.raises(ValidationError, match="there are no API keys"):
+        GatewaySettings.model_validate(settings(parser().parse_args(line)))
+    assert GatewaySettings.model_validate(settings(parser().parse_args([*line, "--allow-no-keys"]))).allow_no_keys

@@ -1,0 +1,74 @@
+"""Who may ask: every request but a look at the health shows a key, and what follows knows whose it is."""
+
+import logging
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.keys import NO_OWNER, ApiKeys
+from agent_runtime.gateway.shape import in_shape
+
+logger = logging.getLogger(__name__)
+
+OPEN_PATHS = ("/health", "/ready")
+"""Answered without a key, as long as they have no query: `/health?deep=1` makes the engine work."""
+
+_OWNER = "k3.owner"
+_POLICY_VIOLATION = 1008
+
+
+class Access:
+    """ASGI middleware in front of everything. Without keys everybody is let in, and all are one owner."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys | None) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through or answer it."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            return
+        if scope["type"] == "http":
+            is_open = scope["path"] in OPEN_PATHS and not scope["query_string"]
+            if self._keys is not None and not is_open:
+                headers = Headers(scope=scope)
+                owner = self._owner(self._keys, headers)
+                if owner is None:
+                    logger.warning("%s %s was asked without a valid key", scope["method"], scope["path"])
+                    await in_shape(scope, _refusal(headers))(scope, receive, send)
+                    return
+                scope[_OWNER] = owner
+        await self._app(scope, receive, send)
+
+    @staticmethod
+    def _owner(keys: ApiKeys, headers: Headers) -> str | None:
+        """Whose key the request shows: as a bearer token, or else as Anthropic's clients do."""
+        bearer = _bearer(headers)
+        owner = keys.owner(bearer) if bearer is not None else None
+        key = headers.get("x-api-key")
+        return keys.owner(key) if owner is None and key is not None else owner
+
+
+def owner_of(connection: HTTPConnection) -> str:
+    """Whose request this is; all are one owner's where there are no keys."""
+    return connection.scope.get(_OWNER, NO_OWNER)
+
+
+def _bearer(headers: Headers) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def _refusal(headers: Headers) -> ApiError:
+    shown = "authorization" in headers or "x-api-key" in headers
+    message = "The API key is not valid here." if shown else "This server needs an API key."
+    return ApiError(
+        401,
+        f"{message} Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.",
+        code="invalid_api_key",
+        # The body is not read, so the connection cannot be used again.
+        headers={"www-authenticate": "Bearer", "connection": "close"},
+    )
