@@ -3,11 +3,11 @@
 import logging
 
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agent_runtime.gateway.errors import ApiError
-from agent_runtime.gateway.keys import NO_OWNER, ApiKeys
+from agent_runtime.gateway.keys import ApiKeys
+from agent_runtime.gateway.owner import OWNER
 from agent_runtime.gateway.shape import in_shape
 
 logger = logging.getLogger(__name__)
@@ -15,7 +15,6 @@ logger = logging.getLogger(__name__)
 OPEN_PATHS = ("/health", "/ready")
 """Answered without a key, as long as they have no query: `/health?deep=1` makes the engine work."""
 
-_OWNER = "k3.owner"
 _POLICY_VIOLATION = 1008
 
 
@@ -40,7 +39,7 @@ class Access:
                     logger.warning("%s %s was asked without a valid key", scope["method"], scope["path"])
                     await in_shape(scope, _refusal(headers))(scope, receive, send)
                     return
-                scope[_OWNER] = owner
+                scope[OWNER] = owner
         await self._app(scope, receive, send)
 
     @staticmethod
@@ -50,11 +49,6 @@ class Access:
         owner = keys.owner(bearer) if bearer is not None else None
         key = headers.get("x-api-key")
         return keys.owner(key) if owner is None and key is not None else owner
-
-
-def owner_of(connection: HTTPConnection) -> str:
-    """Whose request this is; all are one owner's where there are no keys."""
-    return connection.scope.get(_OWNER, NO_OWNER)
 
 
 def _bearer(headers: Headers) -> str | None:

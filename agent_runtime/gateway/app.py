@@ -28,12 +28,14 @@ from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Asked, Gateway, prepare
 from agent_runtime.gateway.keys import ApiKeys
+from agent_runtime.gateway.owner import NO_OWNER, owner_of
 from agent_runtime.gateway.record import Record
 from agent_runtime.gateway.responses.routes import ResponseRoutes
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.shape import in_shape
 from agent_runtime.gateway.text_routes import TextRoutes
 from agent_runtime.gateway.wire import ChatWire
+from agent_runtime.guard.prompt import HistoryGuard
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
@@ -51,7 +53,8 @@ class _Endpoints:
             body, raw = await read_json_object(request, self._gateway.settings.max_body_bytes)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        job = await prepare(Asked(body, raw, request.headers), self._gateway)
+        asked = Asked(body, raw, request.headers, owner=owner_of(request))
+        job = await prepare(asked, self._gateway)
         return Answer(self._gateway, job, ChatWire(job.facts, include_usage=job.options.include_usage))
 
     async def models(self, request: Request) -> Response:
@@ -87,10 +90,10 @@ class _Endpoints:
         }
 
     async def replay(self, request: Request) -> Response:
-        """GET /v1/k3/replay: what was found about histories since the start."""
-        record = self._gateway.record
-        known = {"known_turns": len(record.index), "known_tokens": record.index.tokens}
-        return JSONResponse({**record.guard.counters.snapshot(), **known})
+        """GET /v1/k3/replay: what was found about the owner's histories since the start."""
+        guard = self._gateway.record.guard(owner_of(request))
+        known = {"known_turns": len(guard.index), "known_tokens": guard.index.tokens}
+        return JSONResponse({**guard.counters.snapshot(), **known})
 
     async def health(self, request: Request) -> Response:
         """GET /health: whether the engine answers; with ``?deep=1`` whether it generates."""
@@ -122,10 +125,11 @@ def create_app(
     Raises SettingsError when the settings about images cannot be used, LedgerError when the ledger cannot.
     """
     images = ImageInput(settings)
-    record = Record(settings) if foreign is None else Record(settings, foreign.make_guard)
+    owners = frozenset((NO_OWNER,)) if keys is None else keys.owners
+    record = Record(settings, HistoryGuard if foreign is None else foreign.make_guard, owners)
     encoded = EncodeCache(settings.encoded_tokens)
     cache = CacheLink(engine)
-    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, foreign)
+    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, foreign, owners)
     endpoints = _Endpoints(gateway)
     responses = ResponseRoutes(gateway)
     text_routes = TextRoutes(gateway)
@@ -158,7 +162,7 @@ def create_app(
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
         lifespan=lifespan,
     )
-    app.state.recorded = record.index
+    app.state.record = record
     return app
 
 

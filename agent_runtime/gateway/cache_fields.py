@@ -8,6 +8,8 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent_runtime.gateway.owner import NO_OWNER
+
 SESSION_HEADER = "x-k3-session"
 OTHER_SESSION_HEADER = "x-session-id"
 METADATA_KEY = "session_id"
@@ -53,10 +55,14 @@ class ExtensionFields(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A client's name for a conversation, and where it stood: equal names of two sources are two sessions."""
+    """A client's name for a conversation, and where it stood: equal names of two sources are two sessions.
+
+    So are equal names of two owners; only the engine sees both, and there the owner is part of the name.
+    """
 
     source: Source
     name: str
+    owner: str = NO_OWNER
 
     @property
     def id(self) -> str:
@@ -65,7 +71,12 @@ class Session:
 
     @property
     def engine_name(self) -> str:
-        """How the engine and its dumps name it: long names and those of persons as a digest."""
+        """How the engine and its dumps name it."""
+        return f"{self.owner}/{self.record_name}" if self.owner else self.record_name
+
+    @property
+    def record_name(self) -> str:
+        """How the record of its owner names it: long names and those of persons as a digest."""
         if self.is_conversation and len(self.name) <= _PLAIN_NAME_CHARS:
             return self.id
         digest = hashlib.blake2b(self.name.encode(), digest_size=_DIGEST_BYTES).hexdigest()
@@ -77,15 +88,15 @@ class Session:
         return self.source != "user"
 
     @classmethod
-    def from_id(cls, text: str) -> "Session":
-        """The session of an ``id``. Raises ValueError with what is allowed."""
+    def from_id(cls, text: str, owner: str = NO_OWNER) -> "Session":
+        """An owner's session of an ``id``. Raises ValueError with what is allowed."""
         source, colon, name = text.partition(":")
         if not colon or source not in SOURCES or not 0 < len(name) <= MAX_NAME_CHARS:
             raise ValueError(
                 f"a session is named as in k3.cache.session of answers: one of {', '.join(SOURCES)}, a colon, and a "
                 f"name of 1 to {MAX_NAME_CHARS} characters"
             )
-        return cls(source, name)  # type: ignore[arg-type]  # it is in SOURCES
+        return cls(source, name, owner)  # type: ignore[arg-type]  # it is in SOURCES
 
 
 def find_session(
@@ -94,6 +105,7 @@ def find_session(
     prompt_cache_key: str | None,
     metadata: Mapping[str, str] | None,
     user: str | None,
+    owner: str = NO_OWNER,
 ) -> Session | None:
     """The request's session by the first name that is given; the order is that of the arguments and of `Source`.
 
@@ -108,4 +120,4 @@ def find_session(
         ("metadata", (metadata or {}).get(METADATA_KEY)),
         ("user", user),
     )
-    return next((Session(source, name[:MAX_NAME_CHARS]) for source, name in named if name), None)
+    return next((Session(source, name[:MAX_NAME_CHARS], owner) for source, name in named if name), None)

@@ -15,7 +15,8 @@ from agent_runtime.errors import EngineError
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.cache_fields import SECONDS_OF_A_DAY, Session
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, from_engine
-from agent_runtime.gateway.job import Gateway, history_ids
+from agent_runtime.gateway.job import Asked, Gateway, history_ids
+from agent_runtime.gateway.owner import owner_of
 from k3_sglang.chat.request import PROMPT_FIELDS
 
 Seconds = Annotated[float, Field(ge=0, le=SECONDS_OF_A_DAY)]
@@ -62,9 +63,13 @@ class CacheRoutes:
         ]
 
     async def show(self, request: Request) -> dict[str, Any]:
-        """GET /v1/k3/cache: counters and the tree of every rank; ``?tree=0`` leaves the tree out."""
+        """GET /v1/k3/cache: counters and the tree of every rank; ``?tree=0`` leaves the tree out.
+
+        Where keys have several owners the tree, which is all of theirs, is left out always.
+        """
         unknown = sorted(set(request.query_params) - {"tree"})
-        tree = request.query_params.get("tree", "1")
+        is_shared = len(self._gateway.owners) > 1
+        tree = request.query_params.get("tree", "0" if is_shared else "1")
         if unknown or tree not in ("0", "1"):
             raise ApiError(
                 400,
@@ -72,20 +77,28 @@ class CacheRoutes:
                 code="invalid_value",
                 param=unknown[0][:80] if unknown else "tree",
             )
+        if tree == "1" and is_shared:
+            raise ApiError(
+                403,
+                "The tree holds the sessions of every API key's owner, so no one owner is shown it; tree=0 has the "
+                "counters.",
+                code="tree_not_shown",
+                param="tree",
+            )
         return {"object": "k3.cache", "ranks": await self._ask("dump" if tree == "1" else "metrics")}
 
     async def release(self, request: Request) -> dict[str, Any]:
         """POST /v1/k3/cache/release: nothing of a session will be asked again."""
-        return await self._release(_validated(_Release, await self._body(request)).session)
+        return await self._release(_validated(_Release, await self._body(request)).session, owner_of(request))
 
     async def end_session(self, request: Request) -> dict[str, Any]:
         """DELETE /v1/k3/sessions/{id}: the same."""
-        return await self._release(request.path_params["id"])
+        return await self._release(request.path_params["id"], owner_of(request))
 
     async def abandon(self, request: Request) -> dict[str, Any]:
         """POST /v1/k3/cache/abandon: what a session has behind a position is unlikely to be asked again."""
         asked = _validated(_Abandon, await self._body(request))
-        session = _session(asked.session)
+        session = _session(asked.session, owner_of(request))
         ranks = await self._ask("abandon", {"session": session.engine_name, "from": asked.start})
         return {"object": "k3.cache.abandon", "session": session.id, "from": asked.start, "ranks": ranks}
 
@@ -104,12 +117,13 @@ class CacheRoutes:
             )
         ids = asked.ids
         if ids is None:
-            ids = await anyio.to_thread.run_sync(partial(history_ids, chat, request.headers, self._gateway))
+            named = Asked(chat, b"", request.headers, owner=owner_of(request))
+            ids = await anyio.to_thread.run_sync(partial(history_ids, named, self._gateway))
         ranks = await self._ask("pin", {"ids": ids, "seconds": asked.seconds, "now_s": time.time()})
         return {"object": "k3.cache.pin", "prompt_tokens": len(ids), "ranks": ranks}
 
-    async def _release(self, id_: str) -> dict[str, Any]:
-        session = _session(id_)
+    async def _release(self, id_: str, owner: str) -> dict[str, Any]:
+        session = _session(id_, owner)
         ranks = await self._ask("release", {"session": session.engine_name})
         return {"object": "k3.cache.release", "session": session.id, "ranks": ranks}
 
@@ -141,9 +155,9 @@ class CacheRoutes:
         return answered
 
 
-def _session(text: str) -> Session:
+def _session(text: str, owner: str) -> Session:
     try:
-        return Session.from_id(text)
+        return Session.from_id(text, owner)
     except ValueError as error:
         raise ApiError(400, f"session={text[:80]!r}: {error}.", code="invalid_value", param="session") from error
 

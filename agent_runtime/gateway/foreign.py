@@ -10,13 +10,12 @@ from uuid import uuid4
 import anyio
 
 from agent_runtime.errors import SettingsError
-from agent_runtime.gateway.cache_fields import find_session
 from agent_runtime.gateway.choice import Delivered, FinishReason, IncompleteCall
 from agent_runtime.gateway.completion import Began, ChoiceEnd, Facts, NewDelta, Progress, Usage
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.foreign_engine import ForeignEngine
 from agent_runtime.gateway.foreign_fields import body_fields, check, for_choice
-from agent_runtime.gateway.job import Asked, Gateway, Job, refusals, scope_of
+from agent_runtime.gateway.job import Asked, Gateway, Job, refusals, scope_of, session_of
 from agent_runtime.gateway.options import ChatOptions
 from agent_runtime.gateway.sampling import output_budget
 from agent_runtime.gateway.settings import GatewaySettings
@@ -66,13 +65,14 @@ class ForeignServer:
 
     def encode(self, asked: Asked, options: ChatOptions, gateway: Gateway) -> Job:
         """Check a request and write it as the server gets it. Raises ApiError."""
-        session = find_session(asked.headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
-        guard = gateway.record.guard
+        session = session_of(asked, options)
+        guard = gateway.record.guard(asked.owner)
         assert isinstance(guard, MessageGuard)
         with refusals():
             request = parse_request(asked.body, images=passed_through)
             check(request, options, self.profile)
-            prompt = guard.ask(request, scope_of(session), asked.body, gateway.vocabulary, gateway.encoded)
+            scope = scope_of(session, asked.owner)
+            prompt = guard.ask(request, scope, asked.body, gateway.vocabulary, gateway.encoded)
         fields = body_fields(options, self.profile, _budget(options, gateway.settings, prompt))
         each = [for_choice(fields, index) for index in range(options.n or 1)]
         choices = tuple(request_body(self._model, prompt, fields) for fields in each)

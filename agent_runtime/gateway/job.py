@@ -21,6 +21,7 @@ from agent_runtime.gateway.completion import Facts, Progress, WireForm
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.images import Fetched, ImageInput
 from agent_runtime.gateway.options import ChatOptions, parse_names, parse_options
+from agent_runtime.gateway.owner import NO_OWNER
 from agent_runtime.gateway.positions import Mark, positions_of
 from agent_runtime.gateway.record import Record, StepNumber
 from agent_runtime.gateway.sampling import for_choice, output_budget, sampling_params, without_media
@@ -54,6 +55,8 @@ class Gateway:
     encoded: EncodeCache
     cache: CacheLink
     foreign: "Foreign | None" = None
+    owners: frozenset[str] = frozenset((NO_OWNER,))
+    """Everybody who may ask: one that stands for all where there are no keys."""
 
     @property
     def tokenizer(self) -> K3Tokenizer:
@@ -100,12 +103,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: its body as a chat completion's, the bytes as they were received, their form, and the headers."""
+    """A request: its body as a chat completion's, the bytes as they were received, their form, the headers, and whose
+    key it came with."""
 
     body: dict[str, Any]
     raw: bytes
     headers: Mapping[str, str]
     form: WireForm = "chat"
+    owner: str = NO_OWNER
 
 
 class Foreign(Protocol):
@@ -144,14 +149,15 @@ async def looked_at(asked: Asked, gateway: Gateway) -> ReplayedPrompt:
     """The prompt that a request would have; nothing is asked of the engine. Raises ApiError."""
     require_model(asked.body.get("model"), gateway.settings)
     names = parse_names(asked.body)
-    session = find_session(asked.headers, names.cache, names.prompt_cache_key, names.metadata, names.user)
+    session = find_session(asked.headers, names.cache, names.prompt_cache_key, names.metadata, names.user, asked.owner)
     with refusals():
         fetched = await gateway.images.fetch(list(image_sources(asked.body)))
 
     def look() -> ReplayedPrompt:
         with refusals():
             request = parse_request(asked.body, images=gateway.images.request_images(fetched))
-            return gateway.record.guard.look(request, scope_of(session), gateway.tokenizer, gateway.encoded)
+            guard = gateway.record.guard(asked.owner)
+            return guard.look(request, scope_of(session, asked.owner), gateway.tokenizer, gateway.encoded)
 
     return await anyio.to_thread.run_sync(look)
 
@@ -172,10 +178,11 @@ def _checked_options(body: dict[str, Any], settings: GatewaySettings) -> ChatOpt
 def _encode(asked: Asked, options: ChatOptions, fetched: Fetched, gateway: Gateway) -> Job:
     """Runs long for long histories and for images; touches no event loop."""
     settings = gateway.settings
-    session = find_session(asked.headers, options.cache, options.prompt_cache_key, options.metadata, options.user)
+    session = session_of(asked, options)
+    guard = gateway.record.guard(asked.owner)
     with refusals():
         request = parse_request(asked.body, images=gateway.images.request_images(fetched))
-        replayed = gateway.record.guard.build(request, scope_of(session), gateway.tokenizer, gateway.encoded)
+        replayed = guard.build(request, scope_of(session, asked.owner), gateway.tokenizer, gateway.encoded)
         grammar = turn_grammar(request, request.start, force=settings.constrained_by_default)
     budget = output_budget(options, settings, replayed.prompt_tokens)
     sampling = sampling_params(options, settings, gateway.tokenizer, budget)
@@ -219,21 +226,28 @@ def _encode(asked: Asked, options: ChatOptions, fetched: Fetched, gateway: Gatew
     )
 
 
-def scope_of(session: Session | None) -> Scope:
-    """The session as the guard knows it."""
+def session_of(asked: Asked, options: ChatOptions) -> Session | None:
+    """The session that a request names."""
+    names = (options.cache, options.prompt_cache_key, options.metadata, options.user)
+    return find_session(asked.headers, *names, asked.owner)
+
+
+def scope_of(session: Session | None, owner: str) -> Scope:
+    """An owner's session as the guard knows it."""
     if session is None:
-        return NAMELESS
-    return Scope(session.engine_name, is_conversation=session.is_conversation)
+        return NAMELESS._replace(owner=owner)
+    return Scope(session.record_name, session.is_conversation, owner)
 
 
-def history_ids(body: dict[str, Any], headers: Mapping[str, str], gateway: Gateway) -> list[int]:
+def history_ids(asked: Asked, gateway: Gateway) -> list[int]:
     """Ids of the messages of a body without images, as a request for their next turn would have them.
 
     Without what is for one turn only. The session is named by a header. Raises ApiError; runs long.
     """
-    scope = scope_of(find_session(headers, None, None, None, None))
+    scope = scope_of(find_session(asked.headers, None, None, None, None, asked.owner), asked.owner)
+    guard = gateway.record.guard(asked.owner)
     with refusals():
-        replayed = gateway.record.guard.look(parse_request(body), scope, gateway.tokenizer, gateway.encoded)
+        replayed = guard.look(parse_request(asked.body), scope, gateway.tokenizer, gateway.encoded)
         end = positions_of(replayed, gateway.tokenizer).history_len
         return list(replayed.prompt.ids[:end])
 

@@ -14,8 +14,6 @@ from agent_runtime.gateway.settings import GatewaySettings
 MIN_KEY_CHARS = 16
 """A shorter key could be found by trying."""
 MAX_KEY_CHARS = 512
-NO_OWNER = ""
-"""Whose requests are without keys: everybody's."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(rf"[A-Za-z0-9._~+/=-]{{{MIN_KEY_CHARS},{MAX_KEY_CHARS}}}")

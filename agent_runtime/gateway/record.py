@@ -4,16 +4,20 @@ import asyncio
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_runtime.gateway.choice import Delivered
 from agent_runtime.gateway.completion import Usage, WireForm
+from agent_runtime.gateway.owner import NO_OWNER
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import usage_object
+from agent_runtime.guard.fingerprint import Fingerprints
+from agent_runtime.guard.history import Scope
 from agent_runtime.guard.prompt import HistoryGuard, ReplayedPrompt
 from agent_runtime.guard.repair import Mode
+from agent_runtime.guard.stability import Tips
 from agent_runtime.ledger.records import StepRecord, TurnRecord
 from agent_runtime.ledger.store import Ledger
 from agent_runtime.ledger.turns import TurnIndex
@@ -33,29 +37,48 @@ class StepNumber:
 
 
 class Record:
-    """The record of one gateway process.
+    """The record of one gateway process: the turns of each owner of a key in an index of their own.
 
+    So nothing that one owner sends can lead to another's turn, and none can make another's turns go. The bounds of
+    the settings are shared out evenly. Turns of owners who have no key any more stay in the ledger, unknown here.
     Raises LedgerError when the settings name a ledger that cannot be used.
     """
 
     def __init__(
-        self, settings: GatewaySettings, make_guard: Callable[[TurnIndex, Mode], HistoryGuard] = HistoryGuard
+        self,
+        settings: GatewaySettings,
+        make_guard: Callable[[TurnIndex, Mode], HistoryGuard] = HistoryGuard,
+        owners: Collection[str] = (NO_OWNER,),
     ) -> None:
-        self.index = TurnIndex(settings.recorded_tokens, settings.recorded_turns)
-        self.guard = make_guard(self.index, settings.guard)
+        tokens, turns = (max(1, bound // len(owners)) for bound in (settings.recorded_tokens, settings.recorded_turns))
+        # What these remember is found by content and by number of turn, so it is no way from one owner to another.
+        prints, tips = Fingerprints(), Tips()
+        self._guards = {
+            owner: replace(make_guard(TurnIndex(tokens, turns), settings.guard), prints=prints, tips=tips)
+            for owner in owners
+        }
         self._writer: LedgerWriter | None = None
         first = 1
         if settings.ledger is not None:
             max_age_s = None if settings.ledger_max_age_days is None else settings.ledger_max_age_days * _DAY_S
             ledger = Ledger(settings.ledger, max_bytes=settings.ledger_max_bytes, max_age_s=max_age_s)
             ledger.keep_bounds(_now_ms())
-            for keys in ledger.older_keys(settings.recorded_turns):
-                self.index.mark_forgotten(keys)
-            for turn in ledger.known_turns(settings.recorded_turns):
-                self.index.add(turn)
+            for owner, guard in self._guards.items():
+                for keys in ledger.older_keys(turns, owner):
+                    guard.index.mark_forgotten(keys)
+                for turn in ledger.known_turns(turns, owner):
+                    guard.index.add(turn)
             first = ledger.last_number() + 1
-            self._writer = LedgerWriter(ledger, self.index.forget_sessions)
+            self._writer = LedgerWriter(ledger, self._forget_sessions)
         self._numbers = itertools.count(first)
+
+    def guard(self, owner: str) -> HistoryGuard:
+        """The guard of an owner's histories, with the index of that owner's turns."""
+        return self._guards[owner]
+
+    def _forget_sessions(self, sessions: Collection[int]) -> None:
+        for guard in self._guards.values():
+            guard.index.forget_sessions(sessions)
 
     def step(
         self,
@@ -71,7 +94,7 @@ class Record:
         number = next(self._numbers)
         place = replayed.place
         if place.scope.name:
-            session = _session_of(place.scope.name)
+            session = _session_of(place.scope)
         else:
             session = place.parent.session if place.parent is not None else number
         if self._writer is not None:
@@ -94,6 +117,7 @@ class Record:
                     ids=replayed.prompt.ids,
                     prompt_tokens=replayed.prompt_tokens,
                     facts=facts,
+                    owner=place.scope.owner,
                 )
             )
         return StepNumber(number, session)
@@ -111,7 +135,7 @@ class Record:
 
         So no client ever sees the end of a turn that a restarted gateway does not know.
         """
-        turn = self.guard.record(
+        turn = self.guard(replayed.place.scope.owner).record(
             replayed,
             next(self._numbers),
             at.session,
@@ -139,8 +163,9 @@ class Record:
             self._writer.close()
 
 
-def _session_of(scope: str) -> int:
-    digest = hashlib.blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+def _session_of(scope: Scope) -> int:
+    name = f"{scope.owner}\0{scope.name}" if scope.owner else scope.name
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> (64 - _SESSION_BITS)) | 1 << _SESSION_BITS
 
 

@@ -13,6 +13,7 @@ from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.completions import TextCompletion, parse_completion
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 from agent_runtime.gateway.job import Asked, Gateway, looked_at, require_model
+from agent_runtime.gateway.owner import owner_of
 from k3_sglang.chat.json_types import is_list
 from k3_sglang.chat.request import PROMPT_FIELDS
 from k3_sglang.chat.request_fields import shown
@@ -48,7 +49,7 @@ class TextRoutes:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         if "messages" in body:
             _refuse_others(body, _CHAT_FIELDS, "tokenize with messages")
-            looked = await looked_at(Asked(body, b"", request.headers), self._gateway)
+            looked = await looked_at(Asked(body, b"", request.headers, owner=owner_of(request)), self._gateway)
             return self._tokens(list(looked.prompt.ids), looked.prompt_tokens)
         _refuse_others(body, _TEXT_FIELDS, "tokenize")
         _require_false(body, "add_special_tokens", "nothing is added to a text")

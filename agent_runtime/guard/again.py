@@ -1,5 +1,6 @@
 """Checks the histories of a ledger anew, as if they came in now: does each become the ids that it became then?"""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import merge
@@ -9,13 +10,15 @@ from agent_runtime.errors import LedgerError
 from agent_runtime.guard.history import Scope
 from agent_runtime.guard.prompt import HistoryGuard
 from agent_runtime.guard.repair import Mode
-from agent_runtime.ledger.reading import LedgerReader, StoredStep
+from agent_runtime.ledger.reading import LedgerReader, SessionSummary, StoredStep
 from agent_runtime.ledger.records import TurnRecord
 from agent_runtime.ledger.replay import Replayed, received, replayed_steps
 from agent_runtime.ledger.turns import TurnIndex
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.tokenizer import K3Tokenizer
+
+_MAX_TURNS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +49,22 @@ def made_again(
 
     Raises LedgerError for a damaged step, and for one in another form when there is no ``read``.
     """
-    guard = HistoryGuard(TurnIndex(max_tokens, 1_000_000), mode)
+    guards: defaultdict[str, HistoryGuard] = defaultdict(lambda: HistoryGuard(TurnIndex(max_tokens, _MAX_TURNS), mode))
     cache = EncodeCache()
-    names = {session.id: session.name for session in reader.sessions()}
+    sessions = {session.id: session for session in reader.sessions()}
     steps = ((replayed.step.id, replayed) for replayed in replayed_steps(reader))
     turns = ((record.turn.id, record) for record in reader.turns())
     for _, event in merge(steps, turns, key=lambda entry: entry[0]):
         if isinstance(event, TurnRecord):
-            guard.index.add(event.turn)
+            guards[event.turn.owner].index.add(event.turn)
         else:
-            yield _outcome(event, names[event.step.session], reader, guard, tokenizer, cache, read)
+            session = sessions[event.step.session]
+            yield _outcome(event, session, reader, guards[session.owner], tokenizer, cache, read)
 
 
 def _outcome(
     replayed: Replayed,
-    name: str,
+    session: SessionSummary,
     reader: LedgerReader,
     guard: HistoryGuard,
     tokenizer: K3Tokenizer,
@@ -72,7 +76,8 @@ def _outcome(
     if step.facts.get("images") or "upstream" in step.facts:
         return Outcome(step.id, step.session, step.prompt_tokens, then, None)
     body = in_chat(step, received(replayed, reader.path), reader, read)
-    built = guard.build(parse_request(body), Scope(name, step.facts["is_conversation"]), tokenizer, cache)
+    scope = Scope(session.name, step.facts["is_conversation"], session.owner)
+    built = guard.build(parse_request(body), scope, tokenizer, cache)
     ids = built.prompt.ids
     if ids == replayed.ids:
         return Outcome(step.id, step.session, step.prompt_tokens, then, built.replay.verdict == then)

@@ -18,10 +18,14 @@ _NOT_YET = Message("assistant")
 
 
 class Scope(NamedTuple):
-    """The client's name for a conversation, "" when it gives none; whether it is one conversation's or a person's."""
+    """The client's name for a conversation, "" when it gives none; whether it is one conversation's or a person's.
+
+    ``owner`` is whose key it came with, "" where there are no keys. Each owner's turns are in an index of their own.
+    """
 
     name: str
     is_conversation: bool = True
+    owner: str = ""
 
 
 NAMELESS = Scope("", is_conversation=False)

@@ -146,6 +146,7 @@ class HistoryGuard:
             prompt_tokens=replayed.prompt_tokens,
             put_back=place.put_back,
             signature=signature,
+            owner=place.scope.owner,
         )
         self.tips.keep(number, Tip(replayed.parts, replayed.request, replayed.indices, tuple(output)))
         self.index.add(turn)

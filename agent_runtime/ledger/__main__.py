@@ -29,11 +29,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _sessions(options: argparse.Namespace) -> int:
-    print("session", "steps", "turns", "first", "last", "name", sep="\t")
+    print("session", "steps", "turns", "first", "last", "owner", "name", sep="\t")
     with LedgerReader(options.file) as reader:
         for session in reader.sessions():
             times = (_time(session.created_ms), _time(session.used_ms))
-            print(session.id, session.steps, session.turns, *times, session.name, sep="\t")
+            print(session.id, session.steps, session.turns, *times, session.owner, session.name, sep="\t")
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 from agent_runtime.errors import LedgerError
 from agent_runtime.ledger.deltas import Delta, restored, unpacked
 from agent_runtime.ledger.records import TurnRecord, keys_from, message_from
+from agent_runtime.ledger.schema import owner_column
 from agent_runtime.ledger.turns import KnownTurn
 from k3_sglang.chat.types import Channel
 
@@ -22,9 +23,9 @@ DIGEST_BYTES = 16
 _CACHED_BYTES = 64 * 1024 * 1024
 
 _TURNS = (
-    "SELECT turns.id, steps.session, sessions.name, steps.parent, turns.keys, turns.message, turns.start, turns.ids, "
-    "turns.whole, steps.prompt_tokens, turns.put_back, turns.step, turns.choice, turns.created_ms, turns.facts "
-    "FROM turns JOIN steps ON steps.id = turns.step JOIN sessions ON sessions.id = steps.session "
+    "SELECT {owner}, turns.id, steps.session, sessions.name, steps.parent, turns.keys, turns.message, turns.start, "
+    "turns.ids, turns.whole, steps.prompt_tokens, turns.put_back, turns.step, turns.choice, turns.created_ms, "
+    "turns.facts FROM turns JOIN steps ON steps.id = turns.step JOIN sessions ON sessions.id = steps.session "
 )
 
 
@@ -35,7 +36,10 @@ def digest(value: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """A session, its name ("" without one), and what it has: times in milliseconds since 1970."""
+    """A session, its name ("" without one), and what it has: times in milliseconds since 1970.
+
+    ``owner`` is whose key it came with, "" without keys.
+    """
 
     id: int
     name: str
@@ -43,6 +47,7 @@ class SessionSummary:
     turns: int
     created_ms: int
     used_ms: int
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,8 @@ class LedgerReader:
         except sqlite3.Error as error:
             raise LedgerError(f"cannot read ledger {path}: {error}") from error
         self._values = StepValues(self._db)
+        self._owner = owner_column(self._db)
+        self._turns = _TURNS.format(owner=self._owner)
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +156,7 @@ class LedgerReader:
         """All sessions, the one used last at the end."""
         rows = self._db.execute(
             "SELECT sessions.id, name, count(DISTINCT steps.id), count(turns.id), sessions.created_ms, "
-            "max(steps.created_ms) FROM sessions JOIN steps ON session = sessions.id "
+            f"max(steps.created_ms), {self._owner} FROM sessions JOIN steps ON session = sessions.id "
             "LEFT JOIN turns ON turns.step = steps.id GROUP BY sessions.id ORDER BY max(steps.id)"
         )
         return [SessionSummary(*row) for row in rows]
@@ -167,7 +174,7 @@ class LedgerReader:
     def turns(self, session: int | None = None) -> Iterator[TurnRecord]:
         """The turns of a session, or of all, in the order in which they ended."""
         where, values = ("WHERE steps.session = ? ", (session,)) if session is not None else ("", ())
-        for row in self._db.execute(f"{_TURNS}{where}ORDER BY turns.id", values).fetchall():
+        for row in self._db.execute(f"{self._turns}{where}ORDER BY turns.id", values).fetchall():
             yield _turn_record(row)
 
     def body(self, step: int) -> bytes:
@@ -200,15 +207,16 @@ class LedgerReader:
         return value
 
 
-def known_turns(db: sqlite3.Connection, max_turns: int) -> list[KnownTurn]:
-    """The latest turns, oldest first."""
-    rows = db.execute(f"{_TURNS}ORDER BY turns.id DESC LIMIT ?", (max_turns,)).fetchall()
+def known_turns(db: sqlite3.Connection, max_turns: int, owner: str) -> list[KnownTurn]:
+    """The latest turns of an owner, oldest first."""
+    turns = _TURNS.format(owner="sessions.owner")
+    rows = db.execute(f"{turns}WHERE sessions.owner = ? ORDER BY turns.id DESC LIMIT ?", (owner, max_turns)).fetchall()
     return [_turn_record(row).turn for row in reversed(rows)]
 
 
 def _turn_record(row: tuple[Any, ...]) -> TurnRecord:
-    number, session, name, parent, keys, message, start, ids, whole, prompt_tokens, put_back = row[:11]
-    step, choice, created_ms, facts = row[11:]
+    owner, number, session, name, parent, keys, message, start, ids, whole, prompt_tokens, put_back = row[:12]
+    step, choice, created_ms, facts = row[12:]
     output = tuple(unpacked(zlib.decompress(ids)))
     known: dict[str, Any] = json.loads(facts)
     turn = KnownTurn(
@@ -223,5 +231,6 @@ def _turn_record(row: tuple[Any, ...]) -> TurnRecord:
         prompt_tokens=prompt_tokens,
         put_back=bool(put_back),
         signature=known.get("signature", ""),
+        owner=owner,
     )
     return TurnRecord(turn, step, choice, created_ms, output, known)

@@ -16,6 +16,7 @@ KEY_BYTES = 16
 class StepRecord:
     """One request: its body as received, the ids it became, and what was found about its history.
 
+    ``owner`` is whose key it came with, "" without keys; a session has one owner.
     ``facts`` is JSON: ``replay`` (the verdicts) and ``engine`` (per choice, what the engine was asked beside the ids).
     """
 
@@ -28,6 +29,7 @@ class StepRecord:
     ids: Sequence[int]
     prompt_tokens: int
     facts: Mapping[str, Any]
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

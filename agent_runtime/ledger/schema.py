@@ -48,8 +48,19 @@ CREATE TRIGGER steps_append_only BEFORE UPDATE ON steps BEGIN SELECT RAISE(ABORT
 CREATE TRIGGER turns_append_only BEFORE UPDATE ON turns BEGIN SELECT RAISE(ABORT, 'append-only'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1,)
+_V2 = """
+ALTER TABLE sessions ADD COLUMN owner TEXT NOT NULL DEFAULT '';  -- whose key it came with, '' without keys
+CREATE INDEX sessions_by_owner ON sessions(owner);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2)
 """Statements that lead from version n to n + 1; ``PRAGMA user_version`` is how many have been run."""
+
+
+def owner_column(connection: sqlite3.Connection) -> str:
+    """The owner of a session in SQL, also in a file of a version that knows none."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return "sessions.owner" if version > MIGRATIONS.index(_V2) else "''"
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:

@@ -101,7 +101,8 @@ class Ledger:
 
     def _append_step(self, step: StepRecord) -> None:
         self._db.execute(
-            "INSERT INTO sessions VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (step.session, step.name, step.created_ms)
+            "INSERT INTO sessions (id, name, created_ms, owner) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            (step.session, step.name, step.created_ms, step.owner),
         )
         base_step, base_turn = self._base(step)
         base_body, base_ids = self._values.base(base_step, base_turn)
@@ -145,13 +146,18 @@ class Ledger:
         (turn,) = self._db.execute("SELECT max(id) FROM turns").fetchone()
         return max(step or 0, turn or 0)
 
-    def known_turns(self, max_turns: int) -> list[KnownTurn]:
-        """The latest turns, oldest first, for the index in memory."""
-        return known_turns(self._db, max_turns)
+    def known_turns(self, max_turns: int, owner: str = "") -> list[KnownTurn]:
+        """The latest turns of an owner, oldest first, for the index in memory."""
+        return known_turns(self._db, max_turns, owner)
 
-    def older_keys(self, turns: int) -> Iterator[TurnKeys]:
-        """Places of all but the latest turns."""
-        rows = self._db.execute("SELECT keys FROM turns ORDER BY id DESC LIMIT -1 OFFSET ?", (turns,))
+    def older_keys(self, turns: int, owner: str = "") -> Iterator[TurnKeys]:
+        """Places of all but the latest turns of an owner."""
+        rows = self._db.execute(
+            "SELECT turns.keys FROM turns JOIN steps ON steps.id = turns.step "
+            "JOIN sessions ON sessions.id = steps.session WHERE sessions.owner = ? "
+            "ORDER BY turns.id DESC LIMIT -1 OFFSET ?",
+            (owner, turns),
+        )
         return (keys_from(row[0]) for row in rows)
 
     def forget(self, session: int) -> None:

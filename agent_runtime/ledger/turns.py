@@ -36,7 +36,8 @@ class TurnKeys:
 class KnownTurn:
     """One turn as it was generated and delivered.
 
-    ``scope`` is the name the client gave its conversation, "" without one; ``session`` the ledger's number of it.
+    ``scope`` is the name the client gave its conversation, "" without one; ``session`` the ledger's number of it;
+    ``owner`` whose key it came with, "" without keys.
     ``parent`` is the turn before it in its history, None for a first turn and where that one was not known. ``ids``
     are the output ids, from right after the generation prompt to the end-of-message id inclusive; None for a turn
     that was cut or not delivered whole, which can only be rendered from its text; empty for a whole turn of a server
@@ -57,6 +58,7 @@ class KnownTurn:
     prompt_tokens: int
     put_back: bool = False
     signature: str = ""
+    owner: str = ""
 
     @cached_property
     def replayed(self) -> Message:

@@ -1,6 +1,7 @@
 """Writes the requests of a ledger to another server anew, from what was received: the same bytes as then?"""
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import merge
@@ -10,7 +11,7 @@ from agent_runtime.errors import LedgerError
 from agent_runtime.guard.again import Read, in_chat
 from agent_runtime.guard.history import Scope
 from agent_runtime.guard.repair import Mode
-from agent_runtime.ledger.reading import LedgerReader, StoredStep
+from agent_runtime.ledger.reading import LedgerReader, SessionSummary, StoredStep
 from agent_runtime.ledger.records import TurnRecord
 from agent_runtime.ledger.replay import received_object
 from agent_runtime.ledger.turns import TurnIndex
@@ -60,19 +61,20 @@ def sent_again(
     Raises LedgerError for a damaged step, for one of a profile that is not known here, and for one in another form
     than chat completions when there is no ``read``.
     """
-    index = TurnIndex(max_tokens, _MAX_TURNS)
-    names = {session.id: session.name for session in reader.sessions()}
+    indexes: defaultdict[str, TurnIndex] = defaultdict(lambda: TurnIndex(max_tokens, _MAX_TURNS))
+    sessions = {session.id: session for session in reader.sessions()}
     steps = ((step.id, step) for step in reader.steps() if "upstream" in step.facts)
     turns = ((record.turn.id, record) for record in reader.turns())
     for _, event in merge(steps, turns, key=lambda entry: entry[0]):
         if isinstance(event, TurnRecord):
-            index.add(event.turn)
+            indexes[event.turn.owner].add(event.turn)
         else:
-            yield _made(event, names[event.session], reader, index, mode, read)
+            session = sessions[event.session]
+            yield _made(event, session, reader, indexes[session.owner], mode, read)
 
 
 def _made(
-    step: StoredStep, name: str, reader: LedgerReader, index: TurnIndex, mode: Mode, read: Read | None
+    step: StoredStep, session: SessionSummary, reader: LedgerReader, index: TurnIndex, mode: Mode, read: Read | None
 ) -> SentAgain:
     facts = step.facts["upstream"]
     profile = PROFILES.get(facts["profile"])
@@ -81,6 +83,6 @@ def _made(
     guard = MessageGuard(index, mode, profile=profile)
     body = in_chat(step, received_object(reader.body(step.id), step.id, reader.path), reader, read)
     request = parse_request(body, images=passed_through)
-    prompt = guard.ask(request, Scope(name, step.facts["is_conversation"]), body)
+    prompt = guard.ask(request, Scope(session.name, step.facts["is_conversation"], session.owner), body)
     bodies = tuple(json_bytes(request_body(facts["model"], prompt, fields)) for fields in facts["fields"])
     return SentAgain(step.id, step.session, bodies, list(map(body_digest, bodies)) == facts["digests"])

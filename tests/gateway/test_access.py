@@ -113,7 +113,7 @@ async def test_the_clients_of_both_protocols_log_in_as_they_are(gateway: Running
     anthropic = AsyncAnthropic(base_url=gateway.url, api_key=BOB, max_retries=0)
     openai = AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=ANN, max_retries=0, http_client=http)
     async with http, anthropic:
-        message = await anthropic.messages.create(**MESSAGE)  # type: ignore[arg-type]
+        message = await anthropic.messages.create(**MESSAGE)
         assert message.stop_reason == "end_turn"
         assert [model.id async for model in openai.models.list()] == [MODEL]
         with pytest.raises(AuthenticationError):

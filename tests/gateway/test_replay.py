@@ -140,9 +140,9 @@ async def test_turns_that_were_cut_stopped_or_not_fully_delivered_are_not_replay
     stub.plan = lambda body: says(whole, end_of_msg=END_OF_MSG)
     await gateway.ask(chat_with_tool(stop="STOP"))
     await gateway.ask(chat())
-    assert [turn.ids for turn in gateway.app.state.recorded] == [None, None, None]
+    assert [turn.ids for turn in gateway.app.state.record.guard("").index] == [None, None, None]
     await gateway.ask(chat_with_tool())
-    assert [turn.ids for turn in gateway.app.state.recorded][-1] == tuple(whole)
+    assert [turn.ids for turn in gateway.app.state.record.guard("").index][-1] == tuple(whole)
 
 
 async def test_a_stopped_turn_that_loses_its_thinking_gets_it_back_as_text(

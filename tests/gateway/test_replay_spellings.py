@@ -76,7 +76,7 @@ async def test_a_turn_with_a_foreign_control_token_is_never_replayed(
     answer = await gateway.ask(chat())
     assert answer["choices"][0]["message"]["reasoning_content"] == "R"
     assert "control_token" in answer["choices"][0]["k3"]["warnings"]
-    assert [turn.ids for turn in gateway.app.state.recorded] == [None]
+    assert [turn.ids for turn in gateway.app.state.record.guard("").index] == [None]
 
 
 async def test_output_behind_the_end_of_the_message_is_never_replayed(
@@ -86,4 +86,4 @@ async def test_output_behind_the_end_of_the_message_is_never_replayed(
     stub.plan = lambda _: Script([ids], {"type": "stop", "matched": END_OF_MSG})
     answer = await gateway.ask(chat())
     assert answer["choices"][0]["message"]["content"] == "Hi"
-    assert [turn.ids for turn in gateway.app.state.recorded] == [None]
+    assert [turn.ids for turn in gateway.app.state.record.guard("").index] == [None]

@@ -256,3 +256,21 @@ def test_kill_at_any_moment_loses_nothing_that_was_safe(tmp_path: Path) -> None:
     result = crash(tmp_path / "ledger.db", kills=12)
     assert result.problems == []
     assert result.told > 0
+
+
+def test_a_file_from_before_there_were_owners_is_read_and_brought_up(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+        Ledger(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO sessions VALUES (5, 'old', 1)")
+        db.execute("INSERT INTO steps VALUES (1, 5, NULL, 1, NULL, NULL, 0, 0, x'', x'', 0, 0, x'', x'', 0, '{}')")
+    db.close()
+    with LedgerReader(path) as reader:
+        assert [(session.owner, session.name) for session in reader.sessions()] == [("", "old")]
+        assert list(reader.turns()) == []
+    Ledger(path).close()
+    with LedgerReader(path) as reader:
+        assert [(session.owner, session.name) for session in reader.sessions()] == [("", "old")]

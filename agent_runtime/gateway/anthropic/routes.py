@@ -15,6 +15,7 @@ from agent_runtime.gateway.anthropic.stream import MessagesWire
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 from agent_runtime.gateway.job import Asked, Gateway, prepare, prompt_tokens, refusals
+from agent_runtime.gateway.owner import owner_of
 from k3_sglang.chat.request_fields import shown
 
 PREFIX = "/v1/messages"
@@ -58,7 +59,8 @@ class MessagesRoutes:
         except ApiError as error:
             return error_response(translated(error))
         try:
-            return await serve(Asked(_named(decoded.body, request.headers), raw, request.headers, "messages"), decoded)
+            named = _named(decoded.body, request.headers)
+            return await serve(Asked(named, raw, request.headers, "messages", owner_of(request)), decoded)
         except ApiError as error:
             return error_response(translated(error, decoded.places.translated))
 

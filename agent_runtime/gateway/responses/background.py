@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from agent_runtime.gateway.completion import ChoiceEnd, Failure, Item
-from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.errors import RETRY_AFTER_S, ApiError
 from agent_runtime.gateway.job import Gateway, Job
 from agent_runtime.gateway.responses.wire import ResponsesWire
 from agent_runtime.gateway.run import run_choices
@@ -17,7 +18,7 @@ from agent_runtime.gateway.run import run_choices
 logger = logging.getLogger(__name__)
 
 MAX_RUNNING = 64
-"""Each holds a request of the engine that no client can end by leaving."""
+"""Of one owner. Each holds a request of the engine that no client can end by leaving."""
 
 
 class Background:
@@ -27,6 +28,7 @@ class Background:
         self._gateway = gateway
         self._tasks: TaskGroup | None = None
         self._running: dict[str, anyio.CancelScope] = {}
+        self._of_owner: Counter[str] = Counter()
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None, None]:
@@ -36,30 +38,32 @@ class Background:
             self._tasks.cancel_scope.cancel()
         self._tasks = None
 
-    def check_room(self) -> None:
-        """Raise ApiError when no more can run."""
+    def check_room(self, owner: str) -> None:
+        """Raise ApiError when no more of an owner's can run."""
         if self._tasks is None:
             raise ApiError(503, "The server is not running tasks.", code="unavailable", type="server_error")
-        if len(self._running) >= MAX_RUNNING:
+        if self._of_owner[owner] >= MAX_RUNNING:
             raise ApiError(
                 429,
                 f"{MAX_RUNNING} responses run in the background, and no more may. Wait for one, or cancel one.",
                 code="rate_limit_exceeded",
                 type="rate_limit_error",
+                headers={"retry-after": str(RETRY_AFTER_S)},
             )
 
-    def start(self, job: Job, wire: ResponsesWire) -> None:
-        """Run a job to its end; ``wire`` has the response."""
+    def start(self, job: Job, wire: ResponsesWire, owner: str) -> None:
+        """Run an owner's job to its end; ``wire`` has the response."""
         assert self._tasks is not None, "check_room comes first"
         scope = self._running[wire.id] = anyio.CancelScope()
-        self._tasks.start_soon(self._run, job, wire, scope)
+        self._of_owner[owner] += 1
+        self._tasks.start_soon(self._run, job, wire, scope, owner)
 
     def cancel(self, name: str) -> None:
         """Abort a response that runs; nothing happens to others."""
         if name in self._running:
             self._running[name].cancel()
 
-    async def _run(self, job: Job, wire: ResponsesWire, scope: anyio.CancelScope) -> None:
+    async def _run(self, job: Job, wire: ResponsesWire, scope: anyio.CancelScope, owner: str) -> None:
         began_s = time.monotonic()
         try:
             with scope:
@@ -68,6 +72,7 @@ class Background:
             logger.exception("response %s in the background failed", wire.id)
         finally:
             del self._running[wire.id]
+            self._of_owner[owner] -= 1
             wire.left()  # when it was cancelled, else it is over already
             logger.info(
                 "response %s in the background: %s after %.0f ms",

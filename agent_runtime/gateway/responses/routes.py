@@ -12,6 +12,7 @@ from agent_runtime.gateway.answer import Answer
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
 from agent_runtime.gateway.job import Asked, Gateway, Job, prepare
+from agent_runtime.gateway.owner import owner_of
 from agent_runtime.gateway.responses.background import Background
 from agent_runtime.gateway.responses.decode import Decoded, decode
 from agent_runtime.gateway.responses.encode import without_signatures
@@ -31,7 +32,11 @@ class ResponseRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         settings = gateway.settings
-        self.store = ResponseStore(settings.stored_responses, settings.stored_responses_bytes)
+        responses, size_bytes = (
+            max(1, bound // len(gateway.owners))
+            for bound in (settings.stored_responses, settings.stored_responses_bytes)
+        )
+        self._stores = {owner: ResponseStore(responses, size_bytes) for owner in gateway.owners}
         self.background = Background(gateway)
 
     def routes(self) -> list[Route]:
@@ -51,20 +56,22 @@ class ResponseRoutes:
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         _check_numbers(body)
-        previous = self._previous(body)
-        decoded = decode(body, previous.conversation() if previous is not None else (), self.store.find_item)
+        owner = owner_of(request)
+        store = self.store(owner)
+        previous = _previous(body, store)
+        decoded = decode(body, previous.conversation() if previous is not None else (), store.find_item)
         if decoded.fields.background:
-            self.background.check_room()
+            self.background.check_room(owner)
         try:
             # The record keeps the chat completion that is meant: whole, where the request says only what is new.
             raw = json.dumps(decoded.chat, ensure_ascii=False).encode()
-            job = await prepare(Asked(decoded.chat, raw, request.headers), self._gateway)
+            job = await prepare(Asked(decoded.chat, raw, request.headers, owner=owner), self._gateway)
         except ApiError as error:
             raise decoded.blame.error(error) from error
-        wire = self._wire(body, decoded, job, previous)
+        wire = self._wire(body, decoded, job, previous, store)
         if not decoded.fields.background:
             return _Foreground(Answer(self._gateway, job, wire), wire)
-        self.background.start(job, wire)
+        self.background.start(job, wire, owner)
         return JSONResponse(wire.response, headers=job.headers())
 
     async def show(self, request: Request) -> Response:
@@ -87,7 +94,7 @@ class ResponseRoutes:
     async def delete(self, request: Request) -> Response:
         """DELETE /v1/responses/{id}; one that runs is aborted."""
         stored = self._stored(request)
-        self.store.remove(stored)
+        self.store(owner_of(request)).remove(stored)
         self.background.cancel(stored.id)
         return JSONResponse({"id": stored.id, "object": "response", "deleted": True})
 
@@ -102,7 +109,7 @@ class ResponseRoutes:
                 code="not_in_background",
             )
         if stored.running:
-            self.store.update(stored, {**stored.response, "status": "cancelled"})
+            self.store(owner_of(request)).update(stored, {**stored.response, "status": "cancelled"})
             self.background.cancel(stored.id)
         return JSONResponse(stored.response)
 
@@ -114,48 +121,31 @@ class ResponseRoutes:
             items = without_signatures(items)
         return JSONResponse(page(items, request.query_params))
 
-    def _wire(self, body: Json, decoded: Decoded, job: Job, previous: Stored | None) -> ResponsesWire:
+    def store(self, owner: str) -> ResponseStore:
+        """The kept responses of an owner: nobody else can find, continue or cancel them, or make them go."""
+        return self._stores[owner]
+
+    def _wire(
+        self, body: Json, decoded: Decoded, job: Job, previous: Stored | None, store: ResponseStore
+    ) -> ResponsesWire:
         facts = job.facts
         response = new_response(body, decoded, facts, self._gateway.settings)
         items = with_ids(decoded.items, facts.token)
         stored = Stored(response, items, previous, facts.signatures[0])
         if decoded.fields.stored:
-            self.store.add(stored)
+            store.add(stored)
 
         def changed(response: Json) -> None:
             # A response that was cancelled stays so, whatever its task still says.
             if decoded.fields.stored and stored.running:
-                self.store.update(stored, response)
+                store.update(stored, response)
 
         shows = decoded.fields.shows_signature
         return ResponsesWire(facts, response, decoded.blame, shows_signature=shows, changed=changed)
 
-    def _previous(self, body: Json) -> Stored | None:
-        name: Any = body.get("previous_response_id")
-        if not isinstance(name, str):
-            return None
-        stored = self.store.find(name)
-        if stored is None:
-            raise ApiError(
-                404,
-                f"Previous response with id {shown(name)} not found. Responses are kept in memory, up to a bound, and "
-                "never with store=false. Send the whole conversation as input.",
-                code="previous_response_not_found",
-                param="previous_response_id",
-            )
-        if stored.response["status"] not in ("completed", "incomplete"):
-            raise ApiError(
-                400,
-                f"The response {shown(name)} is {stored.response['status']}: only one that is over and has output can "
-                "be continued.",
-                code="previous_response_not_usable",
-                param="previous_response_id",
-            )
-        return stored
-
     def _stored(self, request: Request) -> Stored:
         name = request.path_params["name"]
-        stored = self.store.find(name)
+        stored = self.store(owner_of(request)).find(name)
         if stored is None:
             raise ApiError(
                 404, f"Response with id {shown(name)} not found.", code="response_not_found", param="response_id"
@@ -175,6 +165,30 @@ class _Foreground:
             await self._answer(scope, receive, send)
         finally:
             self._wire.left()
+
+
+def _previous(body: Json, store: ResponseStore) -> Stored | None:
+    name: Any = body.get("previous_response_id")
+    if not isinstance(name, str):
+        return None
+    stored = store.find(name)
+    if stored is None:
+        raise ApiError(
+            404,
+            f"Previous response with id {shown(name)} not found. Responses are kept in memory, up to a bound, and "
+            "never with store=false. Send the whole conversation as input.",
+            code="previous_response_not_found",
+            param="previous_response_id",
+        )
+    if stored.response["status"] not in ("completed", "incomplete"):
+        raise ApiError(
+            400,
+            f"The response {shown(name)} is {stored.response['status']}: only one that is over and has output can "
+            "be continued.",
+            code="previous_response_not_usable",
+            param="previous_response_id",
+        )
+    return stored
 
 
 def _check_numbers(body: Json) -> None:
