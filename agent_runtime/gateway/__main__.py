@@ -14,6 +14,7 @@ from agent_runtime.engine.sglang import SGLangEngine
 from agent_runtime.errors import LedgerError, SettingsError
 from agent_runtime.gateway.app import create_app
 from agent_runtime.gateway.foreign import ForeignServer
+from agent_runtime.gateway.http import Http
 from agent_runtime.gateway.keys import read_keys, readable_by_others
 from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.errors import VocabularyError
@@ -65,7 +66,9 @@ def serve(app: Starlette, settings: GatewaySettings, log_level: str) -> None:
         access_log=False,
         lifespan="on",
         server_header=False,
+        http=Http,
         ws="none",
+        h11_max_incomplete_event_size=settings.max_header_bytes,
         timeout_graceful_shutdown=settings.shutdown_grace_s,
     )
     # uvicorn repeats the signal that stopped it once all is closed; this makes that an orderly exit.

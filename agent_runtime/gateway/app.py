@@ -28,6 +28,7 @@ from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Asked, Gateway, prepare
 from agent_runtime.gateway.keys import ApiKeys
+from agent_runtime.gateway.limits import Limits
 from agent_runtime.gateway.owner import NO_OWNER, owner_of
 from agent_runtime.gateway.record import Record
 from agent_runtime.gateway.responses.routes import ResponseRoutes
@@ -130,6 +131,7 @@ def create_app(
     encoded = EncodeCache(settings.encoded_tokens)
     cache = CacheLink(engine)
     gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, foreign, owners)
+    limits = Limits(settings)
     endpoints = _Endpoints(gateway)
     responses = ResponseRoutes(gateway)
     text_routes = TextRoutes(gateway)
@@ -146,19 +148,22 @@ def create_app(
         record.close()
 
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
-            *MessagesRoutes(gateway).routes(),
-            Route("/v1/models", endpoints.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
-            Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
-            Route("/health", endpoints.health, methods=["GET"]),
-            Route("/ready", endpoints.ready, methods=["GET"]),
-            *responses.routes(),
-            *text_routes.routes(),
-            *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
-        ],
-        middleware=[Middleware(Access, keys=keys)],
+        routes=limits.applied(
+            [
+                Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+                *MessagesRoutes(gateway).routes(),
+                Route("/v1/models", endpoints.models, methods=["GET"]),
+                Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
+                Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
+                Route("/health", endpoints.health, methods=["GET"]),
+                Route("/ready", endpoints.ready, methods=["GET"]),
+                *responses.routes(),
+                *text_routes.routes(),
+                *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
+                *limits.routes(),
+            ]
+        ),
+        middleware=[Middleware(Access, keys=keys, settings=settings)],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
         lifespan=lifespan,
     )

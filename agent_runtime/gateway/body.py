@@ -1,12 +1,15 @@
 """Reads a request body into a JSON object: bounded, strict, every fault a 400 or 413 with its reason."""
 
 import json
+from collections.abc import Iterable
 from typing import Any, NoReturn, cast
 
 from starlette.requests import ClientDisconnect, Request
 
 from agent_runtime.gateway.errors import ApiError
 
+MAX_DEPTH = 128
+"""Objects and lists in each other. What handles a body is recursive in places, some frames a level."""
 _LENGTH_DIGITS = 20
 """No length needs more; what is sent is counted anyway."""
 
@@ -21,6 +24,8 @@ async def read_json_object(request: Request, max_body_bytes: int) -> tuple[dict[
         raise _invalid("it is nested too deeply") from error
     except ValueError as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
         raise _invalid(str(error)) from error
+    if _deeper_than(value, MAX_DEPTH):
+        raise _invalid(f"it is nested too deeply; {MAX_DEPTH} levels are allowed")
     if not isinstance(value, dict):
         raise _invalid(f"it must be an object, not {type(value).__name__}")
     # Only an escape can put half a surrogate pair into a string, and such a string has no UTF-8 form.
@@ -39,6 +44,22 @@ async def _read(request: Request, max_body_bytes: int) -> bytes:
         if len(raw) > max_body_bytes:
             raise _too_large(max_body_bytes, "more were sent")
     return bytes(raw)
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    """Whether objects and lists lie in each other deeper than that."""
+    level: list[Any] = [value]
+    for _ in range(levels + 1):
+        level = [inner for outer in level for inner in _within(outer) if isinstance(inner, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _within(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value).values()
+    return cast("list[Any]", value) if isinstance(value, list) else ()
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -33,6 +33,7 @@ from agent_runtime.ledger.signatures import new_signature
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.errors import ChatRequestError
 from k3_sglang.chat.grammar import turn_grammar
+from k3_sglang.chat.json_types import is_list
 from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.request_fields import shown
 from k3_sglang.chat.request_messages import image_sources
@@ -127,6 +128,7 @@ class Foreign(Protocol):
 
 async def prepare(asked: Asked, gateway: Gateway) -> Job:
     """Check and encode a request, once its images are there. Raises ApiError."""
+    check_counts(asked.body, gateway.settings)
     options = _checked_options(asked.body, gateway.settings)
     if gateway.foreign is not None:
         write = partial(gateway.foreign.encode, asked, options, gateway)
@@ -147,6 +149,7 @@ async def prompt_tokens(asked: Asked, gateway: Gateway) -> int:
 
 async def looked_at(asked: Asked, gateway: Gateway) -> ReplayedPrompt:
     """The prompt that a request would have; nothing is asked of the engine. Raises ApiError."""
+    check_counts(asked.body, gateway.settings)
     require_model(asked.body.get("model"), gateway.settings)
     names = parse_names(asked.body)
     session = find_session(asked.headers, names.cache, names.prompt_cache_key, names.metadata, names.user, asked.owner)
@@ -160,6 +163,19 @@ async def looked_at(asked: Asked, gateway: Gateway) -> ReplayedPrompt:
             return guard.look(request, scope_of(session, asked.owner), gateway.tokenizer, gateway.encoded)
 
     return await anyio.to_thread.run_sync(look)
+
+
+def check_counts(body: dict[str, Any], settings: GatewaySettings) -> None:
+    """Raise ApiError for more messages or tools than a request may have."""
+    for field, most in (("messages", settings.max_messages), ("tools", settings.max_tools)):
+        value: Any = body.get(field)
+        if is_list(value) and len(value) > most:
+            raise ApiError(
+                400,
+                f"The request has {len(value)} {field}; this server takes at most {most}.",
+                code=f"too_many_{field}",
+                param=field,
+            )
 
 
 def _checked_options(body: dict[str, Any], settings: GatewaySettings) -> ChatOptions:
@@ -244,6 +260,7 @@ def history_ids(asked: Asked, gateway: Gateway) -> list[int]:
 
     Without what is for one turn only. The session is named by a header. Raises ApiError; runs long.
     """
+    check_counts(asked.body, gateway.settings)
     scope = scope_of(find_session(asked.headers, None, None, None, None, asked.owner), asked.owner)
     guard = gateway.record.guard(asked.owner)
     with refusals():

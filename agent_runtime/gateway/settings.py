@@ -72,6 +72,23 @@ class GatewaySettings(BaseModel):
     cache_routes: bool = True
     """Serve the routes that show and steer that cache. Whoever reaches the gateway may then slow others down."""
 
+    max_running: Count = 1024
+    """Completions that run at once; so many requests that only count tokens may run besides."""
+    max_running_per_key: Count | None = None
+    """Of them, those of one owner of keys; None: all."""
+    max_waiting: Annotated[int, Field(ge=0)] = 1024
+    """Requests that wait for one of them to end; beyond it they are refused with 429."""
+    max_waiting_per_key: Annotated[int, Field(ge=0)] | None = None
+    """Of them, those of one owner of keys; None: all."""
+    max_wait_s: Seconds = 60.0
+    """Time to wait, after which it is a 429 too."""
+    max_messages: Count = 16_384
+    """Messages of one request."""
+    max_tools: Count = 1024
+    """Tools of one request."""
+    max_header_bytes: Annotated[int, Field(ge=4096)] = 32 * 1024
+    """Size of a request's line and headers, beyond which it is a 431."""
+    max_headers: Annotated[int, Field(ge=16)] = 100
     max_body_bytes: Count = 64 * MIB
     keep_alive_s: Seconds = 15.0
     """Silence on a stream after which a comment line is sent, so that no proxy or client gives up on it."""

@@ -221,7 +221,19 @@ def with_announcements(environment: Mapping[str, str], directory: Path) -> dict[
 
 
 def gateway_settings(resolved: Resolved) -> dict[str, Any]:
-    """Contents of the gateway's settings file."""
+    """Contents of the gateway's settings file.
+
+    Raises:
+        SettingsError: the ``gateway`` mapping repeats a key that the launcher sets.
+    """
+    ours = _gateway_settings(resolved)
+    for name in resolved.settings.gateway:
+        if name in ours:
+            raise SettingsError(f"gateway.{name}: the launcher sets this itself; use its own setting")
+    return {**ours, **resolved.settings.gateway}
+
+
+def _gateway_settings(resolved: Resolved) -> dict[str, Any]:
     return {
         "model": resolved.served_name,
         "tokenizer_dir": str(resolved.model_dir),

@@ -105,8 +105,13 @@ class LaunchSettings(BaseModel):
         description="further SGLang flags by their long name without dashes (file only); true gives a bare flag",
     )
 
+    gateway: dict[str, Any] = Field(
+        default_factory=dict[str, Any],
+        description="further settings of the gateway, by their names (file only), for instance max_running_per_key",
+    )
 
-FILE_ONLY = frozenset({"engine", "allow_image_files", "allow_image_hosts"})
+
+FILE_ONLY = frozenset({"engine", "gateway", "allow_image_files", "allow_image_hosts"})
 """Settings that are no single value and so have no flag."""
 
 

@@ -26,7 +26,8 @@ HANG_S = 10.0
 class Client:
     """An ASGI client: sends one request, then leaves when told; `on_body` may block like a full socket."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    def __init__(self, body: dict[str, Any], key: str = "") -> None:
+        self.headers = [(b"content-type", b"application/json"), (b"x-api-key", key.encode())]
         self.sent: list[Message] = []
         self.leave = asyncio.Event()
         self.may_read = asyncio.Event()
@@ -58,7 +59,7 @@ class Client:
             "query_string": b"",
             "root_path": "",
             "scheme": "http",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": self.headers,
         }
         with anyio.move_on_after(HANG_S) as guard:
             await app(scope, self.receive, self.send)

@@ -187,6 +187,13 @@ def test_the_gateway_learns_what_to_keep_and_what_to_do_about_lost_thinking(chec
     assert (settings.guard, settings.ledger) == ("strict", tmp_path / "ledger.db")
 
 
+def test_further_settings_of_the_gateway_reach_it_and_repeat_none_of_ours(checkpoint: Path) -> None:
+    plan = resolved(checkpoint, gateway={"max_running_per_key": 8})
+    assert GatewaySettings.model_validate(command.gateway_settings(plan)).max_running_per_key == 8
+    with pytest.raises(SettingsError, match=r"gateway\.port: the launcher sets this itself"):
+        command.gateway_settings(resolved(checkpoint, gateway={"port": 1}))
+
+
 def test_the_gateway_learns_where_its_keys_are_and_the_engine_does_not(checkpoint: Path) -> None:
     plan = resolved(checkpoint, host="0.0.0.0", api_keys_env="SOME_KEYS")
     settings = GatewaySettings.model_validate(command.gateway_settings(plan))

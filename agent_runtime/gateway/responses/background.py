@@ -14,6 +14,7 @@ from agent_runtime.gateway.errors import RETRY_AFTER_S, ApiError
 from agent_runtime.gateway.job import Gateway, Job
 from agent_runtime.gateway.responses.wire import ResponsesWire
 from agent_runtime.gateway.run import run_choices
+from agent_runtime.gateway.slots import Slot
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +52,20 @@ class Background:
                 headers={"retry-after": str(RETRY_AFTER_S)},
             )
 
-    def start(self, job: Job, wire: ResponsesWire, owner: str) -> None:
-        """Run an owner's job to its end; ``wire`` has the response."""
+    def start(self, job: Job, wire: ResponsesWire, owner: str, slot: Slot) -> None:
+        """Run an owner's job to its end, which frees ``slot``; ``wire`` has the response."""
         assert self._tasks is not None, "check_room comes first"
         scope = self._running[wire.id] = anyio.CancelScope()
         self._of_owner[owner] += 1
-        self._tasks.start_soon(self._run, job, wire, scope, owner)
+        slot.keep()
+        self._tasks.start_soon(self._run, job, wire, scope, owner, slot)
 
     def cancel(self, name: str) -> None:
         """Abort a response that runs; nothing happens to others."""
         if name in self._running:
             self._running[name].cancel()
 
-    async def _run(self, job: Job, wire: ResponsesWire, scope: anyio.CancelScope, owner: str) -> None:
+    async def _run(self, job: Job, wire: ResponsesWire, scope: anyio.CancelScope, owner: str, slot: Slot) -> None:
         began_s = time.monotonic()
         try:
             with scope:
@@ -73,6 +75,7 @@ class Background:
         finally:
             del self._running[wire.id]
             self._of_owner[owner] -= 1
+            slot.free()
             wire.left()  # when it was cancelled, else it is over already
             logger.info(
                 "response %s in the background: %s after %.0f ms",

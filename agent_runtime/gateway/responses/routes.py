@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agent_runtime.gateway.admission import slot_of
 from agent_runtime.gateway.answer import Answer
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
@@ -71,7 +72,7 @@ class ResponseRoutes:
         wire = self._wire(body, decoded, job, previous, store)
         if not decoded.fields.background:
             return _Foreground(Answer(self._gateway, job, wire), wire)
-        self.background.start(job, wire, owner)
+        self.background.start(job, wire, owner, slot_of(request.scope))
         return JSONResponse(wire.response, headers=job.headers())
 
     async def show(self, request: Request) -> Response:
