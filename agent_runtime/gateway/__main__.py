@@ -1,19 +1,16 @@
 """Runs the gateway: ``python -m agent_runtime.gateway --settings FILE.json``."""
 
 import argparse
-import logging
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
-import uvicorn
 from starlette.applications import Starlette
 
 from agent_runtime.engine.sglang import SGLangEngine
 from agent_runtime.errors import LedgerError, SettingsError
 from agent_runtime.gateway.app import create_app
 from agent_runtime.gateway.foreign import ForeignServer
+from agent_runtime.gateway.operations import logs, server
 from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.errors import VocabularyError
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -46,22 +43,8 @@ def app_of(settings: GatewaySettings) -> Starlette:
 
 def serve(app: Starlette, settings: GatewaySettings, log_level: str) -> None:
     """Serve until SIGTERM or SIGINT, then end the process with 0."""
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        server_header=False,
-        timeout_graceful_shutdown=settings.shutdown_grace_s,
-    )
-    # uvicorn repeats the signal that stopped it once all is closed; this makes that an orderly exit.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit)
-    uvicorn.Server(config).run()
+    logs.configure(settings.log_format, log_level)
+    server.serve(app, app.state.drain, settings)
 
 
 def _engine(settings: GatewaySettings) -> SGLangEngine:
@@ -70,10 +53,6 @@ def _engine(settings: GatewaySettings) -> SGLangEngine:
         connect_timeout_s=settings.engine_connect_timeout_s,
         idle_timeout_s=settings.engine_idle_timeout_s,
     )
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
 
 
 def _parser() -> argparse.ArgumentParser:

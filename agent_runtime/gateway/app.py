@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -27,6 +28,10 @@ from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, intern
 from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.job import Asked, Gateway, prepare
+from agent_runtime.gateway.operations.drain import Drain
+from agent_runtime.gateway.operations.instruments import make_instruments
+from agent_runtime.gateway.operations.scrape import ScrapeRoute
+from agent_runtime.gateway.operations.traffic import Traffic
 from agent_runtime.gateway.record import Record
 from agent_runtime.gateway.responses.routes import ResponseRoutes
 from agent_runtime.gateway.settings import GatewaySettings
@@ -99,6 +104,8 @@ class _Endpoints:
 
     async def ready(self, request: Request) -> Response:
         """GET /ready: whether requests can be answered now; the process itself is alive when anything answers."""
+        if self._gateway.drain.begun:
+            return JSONResponse({"status": "draining"}, status_code=503)
         healthy = await self._gateway.engine.healthy()
         status = "ready" if healthy else "engine_unavailable"
         return JSONResponse({"status": status}, status_code=200 if healthy else 503)
@@ -117,7 +124,8 @@ def create_app(
     record = Record(settings) if foreign is None else Record(settings, foreign.make_guard)
     encoded = EncodeCache(settings.encoded_tokens)
     cache = CacheLink(engine)
-    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, foreign)
+    drain, instruments = Drain(), make_instruments()
+    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, drain, instruments, foreign)
     endpoints = _Endpoints(gateway)
     responses = ResponseRoutes(gateway)
     text_routes = TextRoutes(gateway)
@@ -133,23 +141,30 @@ def create_app(
         await engine.aclose()
         record.close()
 
+    routes = [
+        Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+        *MessagesRoutes(gateway).routes(),
+        Route("/v1/models", endpoints.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
+        Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
+        Route("/health", endpoints.health, methods=["GET"]),
+        Route("/ready", endpoints.ready, methods=["GET"]),
+        *responses.routes(),
+        *text_routes.routes(),
+        *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
+    ]
+    if settings.metrics:
+        scrape = ScrapeRoute(instruments, record, cache, drain)
+        routes.append(Route("/metrics", scrape.show, methods=["GET"]))
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
-            *MessagesRoutes(gateway).routes(),
-            Route("/v1/models", endpoints.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
-            Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
-            Route("/health", endpoints.health, methods=["GET"]),
-            Route("/ready", endpoints.ready, methods=["GET"]),
-            *responses.routes(),
-            *text_routes.routes(),
-            *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
-        ],
+        routes=routes,
+        middleware=[Middleware(Traffic, routes=routes, drain=drain, instruments=instruments, refuse=_in_shape)],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
         lifespan=lifespan,
     )
     app.state.recorded = record.index
+    app.state.drain = drain
+    app.state.cache = cache
     return app
 
 

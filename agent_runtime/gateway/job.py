@@ -20,6 +20,8 @@ from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.completion import Facts, Progress, WireForm
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.images import Fetched, ImageInput
+from agent_runtime.gateway.operations.drain import Drain
+from agent_runtime.gateway.operations.instruments import Instruments
 from agent_runtime.gateway.options import ChatOptions, parse_names, parse_options
 from agent_runtime.gateway.positions import Mark, positions_of
 from agent_runtime.gateway.record import Record, StepNumber
@@ -53,6 +55,8 @@ class Gateway:
     images: ImageInput
     encoded: EncodeCache
     cache: CacheLink
+    drain: Drain
+    instruments: Instruments | None
     foreign: "Foreign | None" = None
 
     @property

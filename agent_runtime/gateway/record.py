@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agent_runtime.gateway.choice import Delivered
@@ -43,6 +44,7 @@ class Record:
     ) -> None:
         self.index = TurnIndex(settings.recorded_tokens, settings.recorded_turns)
         self.guard = make_guard(self.index, settings.guard)
+        self._path = settings.ledger
         self._writer: LedgerWriter | None = None
         first = 1
         if settings.ledger is not None:
@@ -132,6 +134,18 @@ class Record:
         stored = asyncio.wrap_future(self._writer.submit(record))
         await asyncio.wait([stored])
         stored.exception()  # logged by the writer; the answer goes out all the same
+
+    def ledger_bytes(self) -> int:
+        """Bytes of the ledger's files, 0 without a ledger."""
+        if self._path is None:
+            return 0
+        files = (self._path, Path(f"{self._path}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    @property
+    def ledger_failing(self) -> bool:
+        """Whether the ledger could not be written when that was last tried."""
+        return self._writer is not None and self._writer.failing
 
     def close(self) -> None:
         """Write what waits."""

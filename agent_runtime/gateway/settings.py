@@ -63,6 +63,11 @@ class GatewaySettings(BaseModel):
     cache_routes: bool = True
     """Serve the routes that show and steer that cache. Whoever reaches the gateway may then slow others down."""
 
+    metrics: bool = True
+    """Serve /metrics, to whoever reaches the gateway: counts and times, no content and no names."""
+    log_format: Literal["text", "json"] = "text"
+    """How log lines are written: for people, or one JSON object a line."""
+
     max_body_bytes: Count = 64 * MIB
     keep_alive_s: Seconds = 15.0
     """Silence on a stream after which a comment line is sent, so that no proxy or client gives up on it."""
@@ -70,7 +75,10 @@ class GatewaySettings(BaseModel):
     engine_idle_timeout_s: Seconds = 900.0
     """Silence of the engine after which a request fails; covers queueing and the longest prefill."""
     shutdown_grace_s: Count = 10
-    """Whole seconds running requests may go on after SIGTERM or SIGINT before they are aborted."""
+    """Whole seconds running requests may go on after SIGTERM or SIGINT before they are aborted. New ones are refused
+    from the signal on."""
+    drain_notice_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds that a gateway at which nothing runs stays after the signal, so that balancers see it is not ready."""
 
     upstream: Literal["engine", "openai"] = "engine"
     """What answers: a token engine at ``engine_url``, or another server of K3 at ``upstream_url``, message-exact."""

@@ -239,6 +239,9 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "constrained_by_default": resolved.constrain,
         "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
         "shutdown_grace_s": resolved.settings.stop_grace_s,
+        "drain_notice_s": resolved.settings.drain_notice_s,
+        "metrics": resolved.settings.metrics == "on",
+        "log_format": resolved.settings.log_format,
     }
 
 
