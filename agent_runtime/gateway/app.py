@@ -27,7 +27,7 @@ from agent_runtime.gateway.cache_routes import CacheRoutes
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error
 from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
-from agent_runtime.gateway.job import Asked, Gateway, prepare
+from agent_runtime.gateway.job import Asked, Gateway, keep_up, prepare
 from agent_runtime.gateway.operations.drain import Drain
 from agent_runtime.gateway.operations.instruments import make_instruments
 from agent_runtime.gateway.operations.scrape import ScrapeRoute
@@ -135,6 +135,7 @@ def create_app(
         async with responses.background.serving(), anyio.create_task_group() as tasks:
             await cache.first_ask()
             tasks.start_soon(cache.keep_asking)
+            tasks.start_soon(keep_up, gateway)
             yield
             tasks.cancel_scope.cancel()
         await images.aclose()

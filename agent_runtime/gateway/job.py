@@ -40,6 +40,8 @@ from k3_sglang.chat.request_messages import image_sources
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import ChatRequest
 
+KEEP_UP_S = 1.0
+"""Between two looks at what other gateways have written."""
 INLINE_BODY_BYTES = 32 * 1024
 """Larger requests, and all with images, are encoded on a thread, so that one does not hold up every stream."""
 
@@ -127,6 +129,7 @@ class Foreign(Protocol):
 async def prepare(asked: Asked, gateway: Gateway) -> Job:
     """Check and encode a request, once its images are there. Raises ApiError."""
     options = _checked_options(asked.body, gateway.settings)
+    await caught_up(gateway)
     if gateway.foreign is not None:
         write = partial(gateway.foreign.encode, asked, options, gateway)
         return write() if len(asked.raw) <= INLINE_BODY_BYTES else await anyio.to_thread.run_sync(write)
@@ -139,6 +142,19 @@ async def prepare(asked: Asked, gateway: Gateway) -> Job:
     return await anyio.to_thread.run_sync(encode)
 
 
+async def caught_up(gateway: Gateway) -> None:
+    """Know what other gateways of a shared ledger have generated; on a thread, since it may read a disk."""
+    if gateway.record.is_shared:
+        await anyio.to_thread.run_sync(gateway.record.catch_up)
+
+
+async def keep_up(gateway: Gateway) -> None:
+    """Do so again and again, so that no request finds much to read."""
+    while gateway.record.is_shared:
+        await anyio.sleep(KEEP_UP_S)
+        await caught_up(gateway)
+
+
 async def prompt_tokens(asked: Asked, gateway: Gateway) -> int:
     """Tokens of the prompt that a request would have, as `Usage` counts them. Raises ApiError."""
     return (await looked_at(asked, gateway)).prompt_tokens
@@ -147,6 +163,7 @@ async def prompt_tokens(asked: Asked, gateway: Gateway) -> int:
 async def looked_at(asked: Asked, gateway: Gateway) -> ReplayedPrompt:
     """The prompt that a request would have; nothing is asked of the engine. Raises ApiError."""
     require_model(asked.body.get("model"), gateway.settings)
+    await caught_up(gateway)
     names = parse_names(asked.body)
     session = find_session(asked.headers, names.cache, names.prompt_cache_key, names.metadata, names.user)
     with refusals():
@@ -236,6 +253,7 @@ def history_ids(body: dict[str, Any], headers: Mapping[str, str], gateway: Gatew
     Without what is for one turn only. The session is named by a header. Raises ApiError; runs long.
     """
     scope = scope_of(find_session(headers, None, None, None, None))
+    gateway.record.catch_up()
     with refusals():
         replayed = gateway.record.guard.look(parse_request(body), scope, gateway.tokenizer, gateway.encoded)
         end = positions_of(replayed, gateway.tokenizer).history_len

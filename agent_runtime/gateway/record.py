@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-import itertools
+import logging
+import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,14 @@ from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import usage_object
 from agent_runtime.guard.prompt import HistoryGuard, ReplayedPrompt
 from agent_runtime.guard.repair import Mode
+from agent_runtime.ledger.following import Follower
 from agent_runtime.ledger.records import StepRecord, TurnRecord
 from agent_runtime.ledger.store import Ledger
 from agent_runtime.ledger.turns import TurnIndex
 from agent_runtime.ledger.writer import LedgerWriter
+from agent_runtime.ledger.writers import numbers
+
+logger = logging.getLogger(__name__)
 
 _DAY_S = 86_400
 _SESSION_BITS = 62
@@ -46,18 +51,40 @@ class Record:
         self.guard = make_guard(self.index, settings.guard)
         self._path = settings.ledger
         self._writer: LedgerWriter | None = None
-        first = 1
+        self._follower: Follower | None = None
+        last, writer = 0, 0
         if settings.ledger is not None:
             max_age_s = None if settings.ledger_max_age_days is None else settings.ledger_max_age_days * _DAY_S
-            ledger = Ledger(settings.ledger, max_bytes=settings.ledger_max_bytes, max_age_s=max_age_s)
+            ledger = Ledger(
+                settings.ledger,
+                max_bytes=settings.ledger_max_bytes,
+                max_age_s=max_age_s,
+                shared=settings.ledger_shared,
+            )
             ledger.keep_bounds(_now_ms())
+            if ledger.writer:
+                self._follower = Follower(settings.ledger, ledger.writer)  # before the turns are read: none is missed
             for keys in ledger.older_keys(settings.recorded_turns):
                 self.index.mark_forgotten(keys)
             for turn in ledger.known_turns(settings.recorded_turns):
                 self.index.add(turn)
-            first = ledger.last_number() + 1
+            last, writer = ledger.last_number(), ledger.writer
             self._writer = LedgerWriter(ledger, self.index.forget_sessions)
-        self._numbers = itertools.count(first)
+        self._numbers = numbers(writer, last)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other gateways write to the same ledger."""
+        return self._follower is not None
+
+    def catch_up(self) -> None:
+        """Know all turns whose ends other gateways of the same ledger have told their clients. May wait for a disk."""
+        if self._follower is None:
+            return
+        try:
+            self._follower.catch_up(self.index)
+        except sqlite3.Error:
+            logger.exception("ledger %s: turns of other gateways cannot be read; they count as not known", self._path)
 
     def step(
         self,
@@ -149,6 +176,8 @@ class Record:
 
     def close(self) -> None:
         """Write what waits."""
+        if self._follower is not None:
+            self._follower.close()
         if self._writer is not None:
             self._writer.close()
 

@@ -101,6 +101,8 @@ class GatewaySettings(BaseModel):
     recorded_turns: Count = 100_000
     ledger: Path | None = None
     """File that keeps every request and answer, content included. Without it they are in memory only."""
+    ledger_shared: bool = False
+    """Several gateways of one machine write to the ledger, all with this setting: each knows the turns of all."""
     ledger_max_bytes: Count = 8 * GIB
     """Size of the ledger at which the sessions unused for longest are deleted."""
     ledger_max_age_days: Annotated[float, Field(gt=0)] | None = None
@@ -111,6 +113,12 @@ class GatewaySettings(BaseModel):
     """Size of them as JSON, at which the ones unused for longest are dropped."""
     encoded_tokens: Count = 4_000_000
     """Prompt tokens of messages kept so that a history is not tokenised again: about 15 bytes each, text included."""
+
+    @model_validator(mode="after")
+    def _a_shared_ledger_is_named(self) -> "GatewaySettings":
+        if self.ledger_shared and self.ledger is None:
+            raise ValueError("ledger_shared is true and ledger is not set; name the file, or remove ledger_shared")
+        return self
 
     @model_validator(mode="after")
     def _backend_is_complete(self) -> "GatewaySettings":

@@ -5,7 +5,7 @@ import json
 import sqlite3
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from k3_sglang.chat.types import Channel
 
 DIGEST_BYTES = 16
 _CACHED_BYTES = 64 * 1024 * 1024
+_AT_ONCE = 500
 
 _TURNS = (
     "SELECT turns.id, steps.session, sessions.name, steps.parent, turns.keys, turns.message, turns.start, turns.ids, "
@@ -204,6 +205,15 @@ def known_turns(db: sqlite3.Connection, max_turns: int) -> list[KnownTurn]:
     """The latest turns, oldest first."""
     rows = db.execute(f"{_TURNS}ORDER BY turns.id DESC LIMIT ?", (max_turns,)).fetchall()
     return [_turn_record(row).turn for row in reversed(rows)]
+
+
+def turns_by_number(db: sqlite3.Connection, numbers: Sequence[int]) -> Iterator[KnownTurn]:
+    """The turns with these numbers that there are, in any order."""
+    for begin in range(0, len(numbers), _AT_ONCE):
+        part = numbers[begin : begin + _AT_ONCE]
+        marks = ",".join("?" * len(part))
+        for row in db.execute(f"{_TURNS}WHERE turns.id IN ({marks})", part).fetchall():
+            yield _turn_record(row).turn
 
 
 def _turn_record(row: tuple[Any, ...]) -> TurnRecord:

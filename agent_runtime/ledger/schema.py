@@ -48,7 +48,15 @@ CREATE TRIGGER steps_append_only BEFORE UPDATE ON steps BEGIN SELECT RAISE(ABORT
 CREATE TRIGGER turns_append_only BEFORE UPDATE ON turns BEGIN SELECT RAISE(ABORT, 'append-only'); END;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1,)
+_V2 = """
+CREATE TABLE journal (               -- what several processes that write to one ledger did, in the order of commits
+    seq INTEGER PRIMARY KEY,
+    turn INTEGER,                    -- was added
+    forgot INTEGER                   -- this session was deleted
+);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2)
 """Statements that lead from version n to n + 1; ``PRAGMA user_version`` is how many have been run."""
 
 

@@ -234,6 +234,7 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "allow_image_hosts": resolved.settings.allow_image_hosts,
         "guard": resolved.settings.guard,
         "ledger": resolved.settings.ledger,
+        "ledger_shared": resolved.settings.ledger_shared == "on",
         "cache_hints": resolved.settings.cache_hints == "on",
         "cache_routes": resolved.settings.cache_routes == "on",
         "constrained_by_default": resolved.constrain,

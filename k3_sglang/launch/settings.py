@@ -89,6 +89,9 @@ class LaunchSettings(BaseModel):
     ledger: str | None = Field(
         None, description="file that keeps every request and answer, content included; without it memory only"
     )
+    ledger_shared: Literal["on", "off"] = Field(
+        "off", description="several gateways of this machine write to the ledger, and each knows the turns of all"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="of engine and gateway")
     log_format: Literal["text", "json"] = Field(
         "text", description="lines of standard error: for people, or one JSON object a line"
