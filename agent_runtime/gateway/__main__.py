@@ -2,20 +2,17 @@
 
 import argparse
 import logging
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
-import uvicorn
 from starlette.applications import Starlette
 
 from agent_runtime.engine.sglang import SGLangEngine
 from agent_runtime.errors import LedgerError, SettingsError
 from agent_runtime.gateway.app import create_app
 from agent_runtime.gateway.foreign import ForeignServer
-from agent_runtime.gateway.http import Http
 from agent_runtime.gateway.keys import read_keys, readable_by_others
+from agent_runtime.gateway.operations import logs, server
 from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.errors import VocabularyError
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -54,27 +51,10 @@ def app_of(settings: GatewaySettings) -> Starlette:
 
 def serve(app: Starlette, settings: GatewaySettings, log_level: str) -> None:
     """Serve until SIGTERM or SIGINT, then end the process with 0."""
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logs.configure(settings.log_format, log_level)
     if settings.api_keys_file is not None and readable_by_others(settings.api_keys_file):
         logger.warning("everybody on this machine can read api_keys_file %s; chmod 600 it", settings.api_keys_file)
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        server_header=False,
-        http=Http,
-        ws="none",
-        h11_max_incomplete_event_size=settings.max_header_bytes,
-        timeout_graceful_shutdown=settings.shutdown_grace_s,
-    )
-    # uvicorn repeats the signal that stopped it once all is closed; this makes that an orderly exit.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit)
-    uvicorn.Server(config).run()
+    server.serve(app, app.state.drain, settings)
 
 
 def _engine(settings: GatewaySettings) -> SGLangEngine:
@@ -83,10 +63,6 @@ def _engine(settings: GatewaySettings) -> SGLangEngine:
         connect_timeout_s=settings.engine_connect_timeout_s,
         idle_timeout_s=settings.engine_idle_timeout_s,
     )
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,7 +1,6 @@
 """Sends a completion to its client, as one object or as a stream, and aborts it when the client leaves."""
 
 import logging
-import time
 from contextlib import suppress
 
 import anyio
@@ -11,6 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 from agent_runtime.gateway.completion import ChoiceEnd, Failure, Item, Wire
 from agent_runtime.gateway.job import Gateway, Job
+from agent_runtime.gateway.operations.logs import completion_fields
+from agent_runtime.gateway.operations.meter import DONE, Meter
+from agent_runtime.gateway.operations.traffic import ARRIVED_S
 from agent_runtime.gateway.run import run_choices
 from agent_runtime.gateway.sse import STREAM_HEADERS
 
@@ -27,43 +29,43 @@ class Answer:
         self._gateway = gateway
         self._job = job
         self._wire = wire
-        self._ends: dict[int, ChoiceEnd] = {}
-        self._began_s = time.monotonic()
-        self._first_item_s: float | None = None
+        self._meter = Meter(gateway.instruments, wire.protocol)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; returns when all is sent or the client has left and the engine was told."""
         respond = self._send_stream if self._job.options.stream else self._send_object
-        outcome = "client left"
+        self._meter.began_s = scope.get(ARRIVED_S, self._meter.began_s)
         try:
-            async with anyio.create_task_group() as tasks:
-                out, items = anyio.create_memory_object_stream[Item](BUFFERED_ITEMS)
-                tasks.start_soon(cancel_on_disconnect, receive, tasks.cancel_scope)
-                tasks.start_soon(run_choices, self._gateway, self._job, out)
-                async with items:
-                    try:
-                        outcome = await respond(items, scope, receive, send)
-                    except OSError as error:  # servers differ: some raise when the client is gone
-                        logger.info("completion %s: sending failed: %r", self._wire.id, error)
-                    tasks.cancel_scope.cancel()
+            with self._meter:
+                async with anyio.create_task_group() as tasks:
+                    out, items = anyio.create_memory_object_stream[Item](BUFFERED_ITEMS)
+                    tasks.start_soon(cancel_on_disconnect, receive, tasks.cancel_scope)
+                    tasks.start_soon(run_choices, self._gateway, self._job, out)
+                    async with items:
+                        try:
+                            await respond(items, scope, receive, send)
+                        except OSError as error:  # servers differ: some raise when the client is gone
+                            logger.info("completion %s: sending failed: %r", self._wire.id, error)
+                        tasks.cancel_scope.cancel()
         finally:
-            self._log(outcome)
+            self._log()
 
     async def _send_object(
         self, items: MemoryObjectReceiveStream[Item], scope: Scope, receive: Receive, send: Send
-    ) -> str:
+    ) -> None:
         async for item in items:
             self._note(item)
             if isinstance(item, Failure):
                 await self._wire.refusal(item.error)(scope, receive, send)
-                return f"error {item.error.status}"
+                self._meter.failed(item.error, in_stream=False)
+                return
         body = self._wire.whole(self._all_ends())
         await JSONResponse(body, headers=self._headers())(scope, receive, send)
-        return "done"
+        self._meter.outcome = DONE
 
     async def _send_stream(
         self, items: MemoryObjectReceiveStream[Item], scope: Scope, receive: Receive, send: Send
-    ) -> str:
+    ) -> None:
         wire, keep_alive_s = self._wire, self._gateway.settings.keep_alive_s
         started = False
         silent_since_s = anyio.current_time()
@@ -71,11 +73,13 @@ class Answer:
             failure = next((item for item in batch if isinstance(item, Failure)), None)
             if failure is not None and not started:
                 await wire.refusal(failure.error)(scope, receive, send)
-                return f"error {failure.error.status}"
+                self._meter.failed(failure.error, in_stream=False)
+                return
             events = b"".join(map(self._events, batch)) if batch else wire.keep_alive
             if failure is not None:
                 await _send_body(send, events + wire.failure_events(failure.error), more=False)
-                return f"error {failure.error.status} in mid-stream"
+                self._meter.failed(failure.error, in_stream=True)
+                return
             if not events:
                 continue
             if not started:
@@ -84,14 +88,14 @@ class Answer:
             await _send_body(send, events)
             silent_since_s = anyio.current_time()
         await _send_body(send, wire.last_events(self._all_ends()), more=False)
-        return "done"
+        self._meter.outcome = DONE
 
     def _events(self, item: Item) -> bytes:
         self._note(item)
         return b"" if isinstance(item, Failure) else self._wire.events(item)
 
     def _all_ends(self) -> list[ChoiceEnd]:
-        return [self._ends[index] for index in range(self._job.n)]
+        return [self._meter.ends[index] for index in range(self._job.n)]
 
     def _headers(self) -> dict[str, str]:
         return {**self._job.headers(), **self._wire.headers()}
@@ -101,28 +105,16 @@ class Answer:
         return [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
 
     def _note(self, item: Item) -> None:
-        if self._first_item_s is None:
-            self._first_item_s = time.monotonic()
-        if isinstance(item, ChoiceEnd):
-            self._ends[item.index] = item
+        self._meter.item(item, self._job.replayed.prompt_tokens)
 
-    def _log(self, outcome: str) -> None:
+    def _log(self) -> None:
         """One line per completion: counts and times, never content."""
-        job = self._job
-        now_s = time.monotonic()
-        usages = [end.usage for end in self._ends.values()]
+        fields = completion_fields(self._wire.id, self._job, self._meter)
         logger.info(
-            "completion %s session=%r prompt=%d images=%d cached=%d output=%d replay=%r first_ms=%.0f total_ms=%.0f %s",
-            self._wire.id,
-            job.session.engine_name if job.session is not None else "",
-            job.replayed.prompt_tokens,
-            len(job.replayed.images),
-            max((usage.cached_tokens for usage in usages), default=0),
-            sum(usage.completion_tokens for usage in usages),
-            job.replayed.replay.header(),
-            1000 * ((self._first_item_s or now_s) - self._began_s),
-            1000 * (now_s - self._began_s),
-            outcome,
+            "completion %(id)s session=%(session)r prompt=%(prompt_tokens)d images=%(images)d cached=%(cached_tokens)d "
+            "output=%(output_tokens)d replay=%(replay)r first_ms=%(first_ms).0f total_ms=%(total_ms).0f %(outcome)s",
+            fields,
+            extra={"fields": fields},
         )
 
 

@@ -26,9 +26,13 @@ from agent_runtime.gateway.cache_routes import CacheRoutes
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error
 from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
-from agent_runtime.gateway.job import Asked, Gateway, prepare
+from agent_runtime.gateway.job import Asked, Gateway, keep_up, prepare
 from agent_runtime.gateway.keys import ApiKeys
 from agent_runtime.gateway.limits import Limits
+from agent_runtime.gateway.operations.drain import Drain
+from agent_runtime.gateway.operations.instruments import make_instruments
+from agent_runtime.gateway.operations.scrape import ScrapeRoute
+from agent_runtime.gateway.operations.traffic import Traffic
 from agent_runtime.gateway.owner import NO_OWNER, owner_of
 from agent_runtime.gateway.record import Record
 from agent_runtime.gateway.responses.routes import ResponseRoutes
@@ -105,6 +109,8 @@ class _Endpoints:
 
     async def ready(self, request: Request) -> Response:
         """GET /ready: whether requests can be answered now; the process itself is alive when anything answers."""
+        if self._gateway.drain.begun:
+            return JSONResponse({"status": "draining"}, status_code=503)
         healthy = await self._gateway.engine.healthy()
         status = "ready" if healthy else "engine_unavailable"
         return JSONResponse({"status": status}, status_code=200 if healthy else 503)
@@ -130,7 +136,8 @@ def create_app(
     record = Record(settings, HistoryGuard if foreign is None else foreign.make_guard, owners)
     encoded = EncodeCache(settings.encoded_tokens)
     cache = CacheLink(engine)
-    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, foreign, owners)
+    drain, instruments = Drain(), make_instruments()
+    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, drain, instruments, foreign, owners)
     limits = Limits(settings)
     endpoints = _Endpoints(gateway)
     responses = ResponseRoutes(gateway)
@@ -141,33 +148,42 @@ def create_app(
         async with responses.background.serving(), anyio.create_task_group() as tasks:
             await cache.first_ask()
             tasks.start_soon(cache.keep_asking)
+            tasks.start_soon(keep_up, gateway)
             yield
             tasks.cancel_scope.cancel()
         await images.aclose()
         await engine.aclose()
         record.close()
 
+    routes = [
+        Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+        *MessagesRoutes(gateway).routes(),
+        Route("/v1/models", endpoints.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
+        Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
+        Route("/health", endpoints.health, methods=["GET"]),
+        Route("/ready", endpoints.ready, methods=["GET"]),
+        *responses.routes(),
+        *text_routes.routes(),
+        *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
+        *limits.routes(),
+    ]
+    if settings.metrics:
+        scrape = ScrapeRoute(instruments, record, cache, drain)
+        routes.append(Route("/metrics", scrape.show, methods=["GET"]))
+    routes = limits.applied(routes)
     app = Starlette(
-        routes=limits.applied(
-            [
-                Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
-                *MessagesRoutes(gateway).routes(),
-                Route("/v1/models", endpoints.models, methods=["GET"]),
-                Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
-                Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
-                Route("/health", endpoints.health, methods=["GET"]),
-                Route("/ready", endpoints.ready, methods=["GET"]),
-                *responses.routes(),
-                *text_routes.routes(),
-                *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
-                *limits.routes(),
-            ]
-        ),
-        middleware=[Middleware(Access, keys=keys, settings=settings)],
+        routes=routes,
+        middleware=[
+            Middleware(Traffic, routes=routes, drain=drain, instruments=instruments, refuse=in_shape),
+            Middleware(Access, keys=keys, settings=settings),
+        ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
         lifespan=lifespan,
     )
     app.state.record = record
+    app.state.drain = drain
+    app.state.cache = cache
     return app
 
 

@@ -1,6 +1,7 @@
 """Whether the engine has the checkpoint cache: asked once it answers, so that hints and control go only there."""
 
 import logging
+from typing import Any
 
 import anyio
 
@@ -28,6 +29,10 @@ class CacheLink:
     def active(self) -> bool:
         """Whether the engine is known to run the checkpoint cache."""
         return bool(self._active)
+
+    async def counters(self) -> list[dict[str, Any]]:
+        """The cache's counters, one entry for each of the engine's queues. Raises EngineError."""
+        return await self._engine.cache_command("metrics")
 
     async def ask(self) -> bool:
         """Ask the engine. Returns whether it answered."""

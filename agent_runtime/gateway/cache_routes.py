@@ -100,6 +100,8 @@ class CacheRoutes:
         asked = _validated(_Abandon, await self._body(request))
         session = _session(asked.session, owner_of(request))
         ranks = await self._ask("abandon", {"session": session.engine_name, "from": asked.start})
+        if self._gateway.instruments is not None:
+            self._gateway.instruments.compressions.inc()
         return {"object": "k3.cache.abandon", "session": session.id, "from": asked.start, "ranks": ranks}
 
     async def pin(self, request: Request) -> dict[str, Any]:

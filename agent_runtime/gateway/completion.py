@@ -98,6 +98,7 @@ Item: TypeAlias = Progress | Failure
 class Wire(Protocol):
     """One protocol's words for one completion. Holds its state; used for one answer, from one task."""
 
+    protocol: WireForm
     keep_alive: bytes
     """What is sent on a silent stream."""
 

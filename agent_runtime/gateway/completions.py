@@ -19,6 +19,8 @@ from agent_runtime.gateway.answer import cancel_on_disconnect
 from agent_runtime.gateway.completion import Usage
 from agent_runtime.gateway.errors import ApiError, from_engine
 from agent_runtime.gateway.job import Gateway
+from agent_runtime.gateway.operations.meter import DONE, Meter
+from agent_runtime.gateway.operations.traffic import ARRIVED_S
 from agent_runtime.gateway.options import REFUSED, ChatOptions, validated
 from agent_runtime.gateway.sampling import output_budget, sampling_params, without_media
 from agent_runtime.gateway.settings import GatewaySettings
@@ -115,16 +117,21 @@ class TextCompletion:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; when the client leaves, the engine is told."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(cancel_on_disconnect, receive, tasks.cancel_scope)
-            try:
-                answer = JSONResponse(await self._generate())
-            except EngineError as error:
-                answer = from_engine(error).response()
-            await answer(scope, receive, send)
-            tasks.cancel_scope.cancel()
+        meter = Meter(self._gateway.instruments, "completions", scope.get(ARRIVED_S))
+        with meter:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(cancel_on_disconnect, receive, tasks.cancel_scope)
+                try:
+                    answer = JSONResponse(await self._generate(meter))
+                    meter.outcome = DONE
+                except EngineError as error:
+                    refusal = from_engine(error)
+                    answer = refusal.response()
+                    meter.failed(refusal, in_stream=False)
+                await answer(scope, receive, send)
+                tasks.cancel_scope.cancel()
 
-    async def _generate(self) -> dict[str, Any]:
+    async def _generate(self, meter: Meter) -> dict[str, Any]:
         asked, tokenizer = self._prepared, self._gateway.tokenizer
         decoder, stops = IncrementalDecoder(tokenizer), StopFinder(asked.options.stops)
         pieces: list[str] = []
@@ -132,6 +139,7 @@ class TextCompletion:
         finish: Finish | None = None
         async with aclosing(self._gateway.engine.stream(asked.ids, asked.sampling, uuid4().hex)) as chunks:
             async for chunk in chunks:
+                meter.first_token()
                 cached_tokens, finish = chunk.cached_tokens, chunk.finish
                 for token in chunk.ids:
                     tokens += 1
@@ -146,6 +154,7 @@ class TextCompletion:
             pieces += [stops.feed(decoder.finish()), stops.finish()]
         cut = not ended and stops.found is None and finish is not None and finish.type == "length"
         usage = Usage(len(asked.ids), cached_tokens, tokens, 0)
+        meter.ended(usage, "length" if cut else "stop")
         return {
             "id": f"cmpl-{secrets.token_hex(16)}",
             "object": "text_completion",

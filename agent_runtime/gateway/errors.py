@@ -3,11 +3,15 @@
 from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from agent_runtime.errors import EngineError, EngineRejected, EngineTimeout, EngineUnavailable
 
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads it; it is what logs of other servers call a client that left."""
+
+ERROR_WORD = "k3.error"
+"""Key of a request's scope: the word of the failure that it was answered with."""
 
 RETRY_AFTER_S = 1
 """What a 503 suggests: the engine may be restarting or full, both pass quickly or not at all."""
@@ -42,9 +46,26 @@ class ApiError(Exception):
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
+    @property
+    def word(self) -> str:
+        """Its code, or its status where it has none; for counting."""
+        return self.code or f"status_{self.status}"
+
     def response(self) -> JSONResponse:
         """The whole answer."""
-        return JSONResponse(self.body(), status_code=self.status, headers=self.headers)
+        return ErrorResponse(self, self.body(), self.status, self.headers)
+
+
+class ErrorResponse(JSONResponse):
+    """The answer to a failure. It leaves the failure's word in the request's scope, for whoever counts."""
+
+    def __init__(self, error: ApiError, body: dict[str, Any], status: int, headers: dict[str, str] | None) -> None:
+        super().__init__(body, status_code=status, headers=headers)
+        self._word = error.word
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[ERROR_WORD] = self._word
+        await super().__call__(scope, receive, send)
 
 
 class PromptTooLong(ApiError):

@@ -20,6 +20,8 @@ from agent_runtime.gateway.cache_link import CacheLink
 from agent_runtime.gateway.completion import Facts, Progress, WireForm
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.images import Fetched, ImageInput
+from agent_runtime.gateway.operations.drain import Drain
+from agent_runtime.gateway.operations.instruments import Instruments
 from agent_runtime.gateway.options import ChatOptions, parse_names, parse_options
 from agent_runtime.gateway.owner import NO_OWNER
 from agent_runtime.gateway.positions import Mark, positions_of
@@ -40,6 +42,8 @@ from k3_sglang.chat.request_messages import image_sources
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import ChatRequest
 
+KEEP_UP_S = 1.0
+"""Between two looks at what other gateways have written."""
 INLINE_BODY_BYTES = 32 * 1024
 """Larger requests, and all with images, are encoded on a thread, so that one does not hold up every stream."""
 
@@ -55,6 +59,8 @@ class Gateway:
     images: ImageInput
     encoded: EncodeCache
     cache: CacheLink
+    drain: Drain
+    instruments: Instruments | None
     foreign: "Foreign | None" = None
     owners: frozenset[str] = frozenset((NO_OWNER,))
     """Everybody who may ask: one that stands for all where there are no keys."""
@@ -130,6 +136,7 @@ async def prepare(asked: Asked, gateway: Gateway) -> Job:
     """Check and encode a request, once its images are there. Raises ApiError."""
     check_counts(asked.body, gateway.settings)
     options = _checked_options(asked.body, gateway.settings)
+    await caught_up(gateway)
     if gateway.foreign is not None:
         write = partial(gateway.foreign.encode, asked, options, gateway)
         return write() if len(asked.raw) <= INLINE_BODY_BYTES else await anyio.to_thread.run_sync(write)
@@ -142,6 +149,19 @@ async def prepare(asked: Asked, gateway: Gateway) -> Job:
     return await anyio.to_thread.run_sync(encode)
 
 
+async def caught_up(gateway: Gateway) -> None:
+    """Know what other gateways of a shared ledger have generated; on a thread, since it may read a disk."""
+    if gateway.record.is_shared:
+        await anyio.to_thread.run_sync(gateway.record.catch_up)
+
+
+async def keep_up(gateway: Gateway) -> None:
+    """Do so again and again, so that no request finds much to read."""
+    while gateway.record.is_shared:
+        await anyio.sleep(KEEP_UP_S)
+        await caught_up(gateway)
+
+
 async def prompt_tokens(asked: Asked, gateway: Gateway) -> int:
     """Tokens of the prompt that a request would have, as `Usage` counts them. Raises ApiError."""
     return (await looked_at(asked, gateway)).prompt_tokens
@@ -151,6 +171,7 @@ async def looked_at(asked: Asked, gateway: Gateway) -> ReplayedPrompt:
     """The prompt that a request would have; nothing is asked of the engine. Raises ApiError."""
     check_counts(asked.body, gateway.settings)
     require_model(asked.body.get("model"), gateway.settings)
+    await caught_up(gateway)
     names = parse_names(asked.body)
     session = find_session(asked.headers, names.cache, names.prompt_cache_key, names.metadata, names.user, asked.owner)
     with refusals():
@@ -263,6 +284,7 @@ def history_ids(asked: Asked, gateway: Gateway) -> list[int]:
     check_counts(asked.body, gateway.settings)
     scope = scope_of(find_session(asked.headers, None, None, None, None, asked.owner), asked.owner)
     guard = gateway.record.guard(asked.owner)
+    gateway.record.catch_up()
     with refusals():
         replayed = guard.look(parse_request(asked.body), scope, gateway.tokenizer, gateway.encoded)
         end = positions_of(replayed, gateway.tokenizer).history_len

@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
-import itertools
+import logging
+import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from agent_runtime.gateway.choice import Delivered
@@ -18,10 +20,14 @@ from agent_runtime.guard.history import Scope
 from agent_runtime.guard.prompt import HistoryGuard, ReplayedPrompt
 from agent_runtime.guard.repair import Mode
 from agent_runtime.guard.stability import Tips
+from agent_runtime.ledger.following import Follower
 from agent_runtime.ledger.records import StepRecord, TurnRecord
 from agent_runtime.ledger.store import Ledger
 from agent_runtime.ledger.turns import TurnIndex
 from agent_runtime.ledger.writer import LedgerWriter
+from agent_runtime.ledger.writers import numbers
+
+logger = logging.getLogger(__name__)
 
 _DAY_S = 86_400
 _SESSION_BITS = 62
@@ -57,20 +63,48 @@ class Record:
             owner: replace(make_guard(TurnIndex(tokens, turns), settings.guard), prints=prints, tips=tips)
             for owner in owners
         }
+        self._path = settings.ledger
         self._writer: LedgerWriter | None = None
-        first = 1
+        self._follower: Follower | None = None
+        last, writer = 0, 0
         if settings.ledger is not None:
             max_age_s = None if settings.ledger_max_age_days is None else settings.ledger_max_age_days * _DAY_S
-            ledger = Ledger(settings.ledger, max_bytes=settings.ledger_max_bytes, max_age_s=max_age_s)
+            ledger = Ledger(
+                settings.ledger,
+                max_bytes=settings.ledger_max_bytes,
+                max_age_s=max_age_s,
+                shared=settings.ledger_shared,
+            )
             ledger.keep_bounds(_now_ms())
+            if ledger.writer:
+                self._follower = Follower(settings.ledger, ledger.writer)  # before the turns are read: none is missed
             for owner, guard in self._guards.items():
                 for keys in ledger.older_keys(turns, owner):
                     guard.index.mark_forgotten(keys)
                 for turn in ledger.known_turns(turns, owner):
                     guard.index.add(turn)
-            first = ledger.last_number() + 1
+            last, writer = ledger.last_number(), ledger.writer
             self._writer = LedgerWriter(ledger, self._forget_sessions)
-        self._numbers = itertools.count(first)
+        self._numbers = numbers(writer, last)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other gateways write to the same ledger."""
+        return self._follower is not None
+
+    @property
+    def guards(self) -> Collection[HistoryGuard]:
+        """Those of all owners."""
+        return self._guards.values()
+
+    def catch_up(self) -> None:
+        """Know all turns whose ends other gateways of the same ledger have told their clients. May wait for a disk."""
+        if self._follower is None:
+            return
+        try:
+            self._follower.catch_up({owner: guard.index for owner, guard in self._guards.items()})
+        except sqlite3.Error:
+            logger.exception("ledger %s: turns of other gateways cannot be read; they count as not known", self._path)
 
     def guard(self, owner: str) -> HistoryGuard:
         """The guard of an owner's histories, with the index of that owner's turns."""
@@ -157,8 +191,22 @@ class Record:
         await asyncio.wait([stored])
         stored.exception()  # logged by the writer; the answer goes out all the same
 
+    def ledger_bytes(self) -> int:
+        """Bytes of the ledger's files, 0 without a ledger."""
+        if self._path is None:
+            return 0
+        files = (self._path, Path(f"{self._path}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    @property
+    def ledger_failing(self) -> bool:
+        """Whether the ledger could not be written when that was last tried."""
+        return self._writer is not None and self._writer.failing
+
     def close(self) -> None:
         """Write what waits."""
+        if self._follower is not None:
+            self._follower.close()
         if self._writer is not None:
             self._writer.close()
 

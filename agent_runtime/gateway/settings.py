@@ -89,6 +89,12 @@ class GatewaySettings(BaseModel):
     max_header_bytes: Annotated[int, Field(ge=4096)] = 32 * 1024
     """Size of a request's line and headers, beyond which it is a 431."""
     max_headers: Annotated[int, Field(ge=16)] = 100
+
+    metrics: bool = True
+    """Serve /metrics, to whoever may ask: counts and times, no content and no names."""
+    log_format: Literal["text", "json"] = "text"
+    """How log lines are written: for people, or one JSON object a line."""
+
     max_body_bytes: Count = 64 * MIB
     keep_alive_s: Seconds = 15.0
     """Silence on a stream after which a comment line is sent, so that no proxy or client gives up on it."""
@@ -96,7 +102,10 @@ class GatewaySettings(BaseModel):
     engine_idle_timeout_s: Seconds = 900.0
     """Silence of the engine after which a request fails; covers queueing and the longest prefill."""
     shutdown_grace_s: Count = 10
-    """Whole seconds running requests may go on after SIGTERM or SIGINT before they are aborted."""
+    """Whole seconds running requests may go on after SIGTERM or SIGINT before they are aborted. New ones are refused
+    from the signal on."""
+    drain_notice_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds that a gateway at which nothing runs stays after the signal, so that balancers see it is not ready."""
 
     upstream: Literal["engine", "openai"] = "engine"
     """What answers: a token engine at ``engine_url``, or another server of K3 at ``upstream_url``, message-exact."""
@@ -119,6 +128,8 @@ class GatewaySettings(BaseModel):
     recorded_turns: Count = 100_000
     ledger: Path | None = None
     """File that keeps every request and answer, content included. Without it they are in memory only."""
+    ledger_shared: bool = False
+    """Several gateways of one machine write to the ledger, all with this setting: each knows the turns of all."""
     ledger_max_bytes: Count = 8 * GIB
     """Size of the ledger at which the sessions unused for longest are deleted."""
     ledger_max_age_days: Annotated[float, Field(gt=0)] | None = None
@@ -129,6 +140,12 @@ class GatewaySettings(BaseModel):
     """Size of them as JSON, at which the ones unused for longest are dropped."""
     encoded_tokens: Count = 4_000_000
     """Prompt tokens of messages kept so that a history is not tokenised again: about 15 bytes each, text included."""
+
+    @model_validator(mode="after")
+    def _a_shared_ledger_is_named(self) -> "GatewaySettings":
+        if self.ledger_shared and self.ledger is None:
+            raise ValueError("ledger_shared is true and ledger is not set; name the file, or remove ledger_shared")
+        return self
 
     @model_validator(mode="after")
     def _backend_is_complete(self) -> "GatewaySettings":

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.responses import Response
 
 from agent_runtime.gateway.choice import Delivered
-from agent_runtime.gateway.completion import Began, ChoiceEnd, Facts, NewDelta, Progress, Usage
+from agent_runtime.gateway.completion import Began, ChoiceEnd, Facts, NewDelta, Progress, Usage, WireForm
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.notes import completion_notes, turn_notes
 from agent_runtime.gateway.sse import KEEP_ALIVE_COMMENT, event
@@ -19,6 +19,7 @@ DONE_EVENT = b"data: [DONE]\n\n"
 class ChatWire:
     """OpenAI's chat completions. ``include_usage`` ends a stream with the counts."""
 
+    protocol: WireForm = "chat"
     keep_alive = KEEP_ALIVE_COMMENT
 
     def __init__(self, facts: Facts, *, include_usage: bool) -> None:

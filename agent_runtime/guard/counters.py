@@ -1,6 +1,7 @@
 """Counts of what the guard found, for operators."""
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Any
 
@@ -50,3 +51,16 @@ class ReplayCounters:
                 "lost_tokens": dict(self._lost),
                 "violations": self._moved["violation"],
             }
+
+
+def total(snapshots: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sum of the counts of several guards, one at least."""
+    first, *others = ({key: _addable(value) for key, value in counts.items()} for counts in snapshots)
+    for other in others:
+        for key, value in other.items():
+            first[key] += value
+    return first
+
+
+def _addable(value: int | dict[str, int]) -> Any:
+    return Counter(value) if isinstance(value, dict) else value

@@ -5,7 +5,7 @@ import json
 import sqlite3
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from k3_sglang.chat.types import Channel
 
 DIGEST_BYTES = 16
 _CACHED_BYTES = 64 * 1024 * 1024
+_AT_ONCE = 500
 
 _TURNS = (
     "SELECT {owner}, turns.id, steps.session, sessions.name, steps.parent, turns.keys, turns.message, turns.start, "
@@ -212,6 +213,16 @@ def known_turns(db: sqlite3.Connection, max_turns: int, owner: str) -> list[Know
     turns = _TURNS.format(owner="sessions.owner")
     rows = db.execute(f"{turns}WHERE sessions.owner = ? ORDER BY turns.id DESC LIMIT ?", (owner, max_turns)).fetchall()
     return [_turn_record(row).turn for row in reversed(rows)]
+
+
+def turns_by_number(db: sqlite3.Connection, numbers: Sequence[int]) -> Iterator[KnownTurn]:
+    """The turns with these numbers that there are, in any order."""
+    turns = _TURNS.format(owner="sessions.owner")
+    for begin in range(0, len(numbers), _AT_ONCE):
+        part = numbers[begin : begin + _AT_ONCE]
+        marks = ",".join("?" * len(part))
+        for row in db.execute(f"{turns}WHERE turns.id IN ({marks})", part).fetchall():
+            yield _turn_record(row).turn
 
 
 def _turn_record(row: tuple[Any, ...]) -> TurnRecord:

@@ -51,6 +51,11 @@ CREATE TRIGGER turns_append_only BEFORE UPDATE ON turns BEGIN SELECT RAISE(ABORT
 _V2 = """
 ALTER TABLE sessions ADD COLUMN owner TEXT NOT NULL DEFAULT '';  -- whose key it came with, '' without keys
 CREATE INDEX sessions_by_owner ON sessions(owner);
+CREATE TABLE journal (               -- what several processes that write to one ledger did, in the order of commits
+    seq INTEGER PRIMARY KEY,
+    turn INTEGER,                    -- was added
+    forgot INTEGER                   -- this session was deleted
+);
 """
 
 MIGRATIONS: tuple[str, ...] = (_V1, _V2)

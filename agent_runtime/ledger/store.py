@@ -1,6 +1,5 @@
 """The ledger: an append-only SQLite file of every request and every turn, whole after a crash at any point."""
 
-import fcntl
 import json
 import logging
 import os
@@ -17,12 +16,20 @@ from agent_runtime.ledger.reading import StepValues, digest, known_turns
 from agent_runtime.ledger.records import StepRecord, TurnRecord, keys_bytes, keys_from, message_bytes
 from agent_runtime.ledger.schema import migrate
 from agent_runtime.ledger.turns import KnownTurn, TurnKeys
+from agent_runtime.ledger.writers import WriterLock
 
 logger = logging.getLogger(__name__)
 
+BUSY_TIMEOUT_S = 30.0
+"""How long a writer waits for another's transaction."""
+_JOURNAL_ROWS = 1_000_000
+"""Rows of the journal that stay: far more than any process that follows it is behind."""
+
 
 class Ledger:
-    """A ledger open for writing. One process writes to a file at a time; any number may read it. Not thread-safe.
+    """A ledger open for writing. Not thread-safe.
+
+    One process writes to a file at a time, or several of one machine that all open it ``shared``; any may read it.
 
     Requests that go on from another store only what is new. Rows are never changed; whole sessions go, oldest use
     first, when the file is larger than ``max_bytes`` or they were last used more than ``max_age_s`` ago.
@@ -31,30 +38,35 @@ class Ledger:
         LedgerError: the file cannot be opened, is in use by another writer, or is from a later version.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int | None = None, max_age_s: float | None = None) -> None:
+    def __init__(
+        self, path: Path, *, max_bytes: int | None = None, max_age_s: float | None = None, shared: bool = False
+    ) -> None:
         self.path = path
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._warned = False
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock_file = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+            self._lock = WriterLock(path, shared=shared)
         except OSError as error:
             raise LedgerError(f"cannot open ledger {path}: {error}") from error
         try:
-            self._db = self._open()
+            with self._lock.opening():
+                self._db = self._open()
         except BaseException:
-            os.close(self._lock_file)
+            self._lock.close()
             raise
         self._values = StepValues(self._db)
 
+    @property
+    def writer(self) -> int:
+        """Which of several writers this is, from 1 on; 0 for the only one."""
+        return self._lock.writer
+
     def _open(self) -> sqlite3.Connection:
         try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # SQLite would make it readable for others
-            db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        except BlockingIOError as error:
-            raise LedgerError(f"ledger {self.path} is being written by another process: give each its own") from error
+            db = sqlite3.connect(self.path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"cannot open ledger {self.path}: {error}") from error
         try:
@@ -82,7 +94,7 @@ class Ledger:
     def close(self) -> None:
         """Close the file and let others write."""
         self._db.close()
-        os.close(self._lock_file)
+        self._lock.close()
 
     def append(self, records: Sequence[StepRecord | TurnRecord]) -> None:
         """Add records in one transaction: all of them are there afterwards, or none. Raises sqlite3.Error."""
@@ -127,6 +139,8 @@ class Ledger:
                 json.dumps(record.facts),
             ),
         )  # fmt: skip
+        if self.writer:
+            self._db.execute("INSERT INTO journal (turn) VALUES (?)", (turn.id,))
 
     def _base(self, step: StepRecord) -> tuple[int | None, int | None]:
         """The step and turn of the same session that a request goes on from; else the session's last step."""
@@ -162,17 +176,33 @@ class Ledger:
 
     def forget(self, session: int) -> None:
         """Delete a session with all its steps and turns; the space is overwritten. Raises LedgerError for none such."""
-        if self._db.execute("SELECT 1 FROM sessions WHERE id = ?", (session,)).fetchone() is None:
+        if not self._forgotten(session):
             raise LedgerError(f"ledger {self.path} has no session {session}; `sessions` lists those it has")
+
+    def _forgotten(self, session: int) -> bool:
+        """Delete a session; False when there is none such, as after another writer has deleted it."""
         self._db.execute("BEGIN IMMEDIATE")
-        steps = "SELECT id FROM steps WHERE session = ?"
-        self._db.execute(f"DELETE FROM turns WHERE step IN ({steps})", (session,))
-        self._db.execute("DELETE FROM steps WHERE session = ?", (session,))
-        self._db.execute("DELETE FROM sessions WHERE id = ?", (session,))
-        self._db.execute("COMMIT")
+        try:
+            there = self._db.execute("DELETE FROM sessions WHERE id = ?", (session,)).rowcount > 0
+            if there:
+                steps = "SELECT id FROM steps WHERE session = ?"
+                self._db.execute(f"DELETE FROM turns WHERE step IN ({steps})", (session,))
+                self._db.execute("DELETE FROM steps WHERE session = ?", (session,))
+            if there and self.writer:
+                self._db.execute("INSERT INTO journal (forgot) VALUES (?)", (session,))
+                self._db.execute(
+                    "DELETE FROM journal WHERE seq <= (SELECT max(seq) FROM journal) - ?", (_JOURNAL_ROWS,)
+                )
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
         self._values.clear()
+        if not there:
+            return False
         # A script, because this statement gives back one page each time it is stepped, and only a script goes on.
         self._db.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);")
+        return True
 
     def keep_bounds(self, now_ms: int) -> list[int]:
         """Forget sessions that are too old, then the oldest until the size fits. Returns the forgotten ones.
@@ -187,8 +217,8 @@ class Ledger:
             too_old = self._max_age_s is not None and used_ms < now_ms - 1000 * self._max_age_s
             if not too_old and not self._is_too_large():
                 break
-            self.forget(session)
-            gone.append(session)
+            if self._forgotten(session):
+                gone.append(session)
         if self._is_too_large() and not self._warned:
             self._warned = True
             logger.warning("ledger %s: the session used last is larger than %s bytes", self.path, self._max_bytes)

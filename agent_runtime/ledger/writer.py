@@ -43,6 +43,11 @@ class LedgerWriter:
         self._queue.put((record, future))
         return future
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last records could not be written."""
+        return self._failed
+
     def close(self) -> None:
         """Write what waits, then close the ledger."""
         self._queue.put(None)

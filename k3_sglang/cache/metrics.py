@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from k3_sglang.cache.placement import Reason
 from k3_sglang.cache.types import Limit, Role, Skip
+
+_KINDS: dict[str, type[Enum]] = {"evicted": Role, "skipped": Skip, "cuts": Reason, "hits_ended_by": Limit}
 
 
 @dataclass
@@ -39,8 +42,8 @@ class Metrics:
     """The index had to be rebuilt from the tree; anything but 0 is a defect."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, enumerations by their name."""
+        """Plain values; of what is counted by an enumeration every member, also at 0."""
         return {
-            name: {key.value: count for key, count in value.items()} if isinstance(value, Counter) else value
+            name: {member.value: value[member] for member in _KINDS[name]} if isinstance(value, Counter) else value
             for name, value in vars(self).items()
         }

@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if found:
             return EXIT_USAGE
         with (
-            console.opened(request.settings.log_dir, ("engine", "gateway")) as output,
+            console.opened(
+                request.settings.log_dir, ("engine", "gateway"), as_json=request.settings.log_format == "json"
+            ) as output,
             tempfile.TemporaryDirectory(prefix="k3-sglang-") as folder,
         ):
             output.table(report.plan_rows(resolved))

@@ -249,11 +249,15 @@ def _gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "allow_image_hosts": resolved.settings.allow_image_hosts,
         "guard": resolved.settings.guard,
         "ledger": resolved.settings.ledger,
+        "ledger_shared": resolved.settings.ledger_shared == "on",
         "cache_hints": resolved.settings.cache_hints == "on",
         "cache_routes": resolved.settings.cache_routes == "on",
         "constrained_by_default": resolved.constrain,
         "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
         "shutdown_grace_s": resolved.settings.stop_grace_s,
+        "drain_notice_s": resolved.settings.drain_notice_s,
+        "metrics": resolved.settings.metrics == "on",
+        "log_format": resolved.settings.log_format,
     }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -15,10 +17,15 @@ Row = tuple[str, str]
 
 
 class Console:
-    """Writes for people; server output is prefixed with the server's name and copied to a file when asked."""
+    """Writes for people; server output is prefixed with the server's name and copied to a file when asked.
 
-    def __init__(self, log_files: dict[str, TextIO]) -> None:
+    With ``as_json`` every line of standard error is a JSON object: those that a server writes as such pass unchanged,
+    others become one with ``time``, ``level``, ``logger`` (the server, or ``launch``) and ``message``.
+    """
+
+    def __init__(self, log_files: dict[str, TextIO], *, as_json: bool = False) -> None:
         self._log_files = log_files
+        self._as_json = as_json
         self._stderr_open = True
 
     def table(self, rows: Sequence[Row]) -> None:
@@ -34,15 +41,18 @@ class Console:
 
     def progress(self, text: str) -> None:
         """What is going on."""
-        self._to_stderr(f"launch: {text}")
+        self._to_stderr(_object("launch", "info", text) if self._as_json else f"launch: {text}")
 
     def error(self, text: str) -> None:
         """Why it ends."""
-        self._to_stderr(f"launch: error: {text}")
+        self._to_stderr(_object("launch", "error", text) if self._as_json else f"launch: error: {text}")
 
     def server_line(self, server: str, line: str) -> None:
         """One line of a server's output. A full disk or a closed pipe loses lines; it must not stop a server."""
-        self._to_stderr(f"{server:<7} | {line}")
+        if self._as_json:
+            self._to_stderr(line if _is_object(line) else _object(server, "info", line))
+        else:
+            self._to_stderr(f"{server:<7} | {line}")
         if file := self._log_files.get(server):
             try:
                 print(line, file=file, flush=True)
@@ -59,8 +69,23 @@ class Console:
                 self._stderr_open = False
 
 
+def _object(logger: str, level: str, message: str) -> str:
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return json.dumps({"time": time, "level": level, "logger": logger, "message": message}, ensure_ascii=False)
+
+
+def _is_object(line: str) -> bool:
+    if not line.startswith("{"):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
-def opened(log_dir: str | None, servers: Sequence[str]) -> Generator[Console]:
+def opened(log_dir: str | None, servers: Sequence[str], *, as_json: bool = False) -> Generator[Console]:
     """A console whose log files are open.
 
     Raises:
@@ -76,4 +101,4 @@ def opened(log_dir: str | None, servers: Sequence[str]) -> Generator[Console]:
                     files[server] = stack.enter_context(path.open("a", encoding="utf-8"))
             except OSError as error:
                 raise SettingsError(f"log_dir is {log_dir!r}: {error.strerror}; name a folder you may write") from error
-        yield Console(files)
+        yield Console(files, as_json=as_json)

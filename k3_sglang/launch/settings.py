@@ -96,10 +96,20 @@ class LaunchSettings(BaseModel):
     ledger: str | None = Field(
         None, description="file that keeps every request and answer, content included; without it memory only"
     )
+    ledger_shared: Literal["on", "off"] = Field(
+        "off", description="several gateways of this machine write to the ledger, and each knows the turns of all"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="of engine and gateway")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="lines of standard error: for people, or one JSON object a line"
+    )
     log_dir: str | None = Field(None, description="folder for engine.log and gateway.log, besides the console")
     start_timeout_s: Count = Field(600, description="seconds until a server that is not ready is given up")
     stop_grace_s: Count = Field(15, description="seconds running requests get to finish when stopping")
+    drain_notice_s: int = Field(
+        0, ge=0, description="seconds an idle gateway stays when stopping, so that balancers see it is not ready"
+    )
+    metrics: Literal["on", "off"] = Field("on", description="the gateway serves /metrics, to whoever reaches it")
     engine: dict[str, EngineValue] = Field(
         default_factory=dict[str, EngineValue],
         description="further SGLang flags by their long name without dashes (file only); true gives a bare flag",

@@ -30,6 +30,8 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED_START = 130
 LAST_WORDS_S = 3.0
 """How long the engine gets to explain itself after one of its processes is gone."""
+CLOSE_S = 5.0
+"""What a server gets beyond its grace: to abort what is left, to write what waits, to close its files."""
 FAILURE_GRACE_S = 5.0
 """How long the other server gets to stop after one has failed."""
 
@@ -200,7 +202,7 @@ class Supervisor:
     async def _stop(self) -> None:
         for child in reversed(self._children):  # the gateway first: it finishes its requests on a live engine
             try:
-                await child.stop(self._grace_s, self._interrupts.hurry)
+                await child.stop(self._grace_s + CLOSE_S, self._interrupts.hurry)
             except RuntimeError as error:  # something survives SIGKILL: say so, and stop the other one
                 self._console.error(str(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,24 @@ def test_server_output_is_prefixed_and_copied_to_the_log_folder(
     assert capsys.readouterr().err == "engine  | loading\ngateway | listening\n"
     assert (tmp_path / "logs" / "engine.log").read_text(encoding="utf-8") == "loading\n"
     assert (tmp_path / "logs" / "gateway.log").read_text(encoding="utf-8") == "listening\n"
+
+
+def test_json_lines_of_a_server_pass_and_all_others_become_objects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with console.opened(str(tmp_path), ("engine", "gateway"), as_json=True) as output:
+        output.progress("starting")
+        output.error("port 1 is taken")
+        output.server_line("gateway", '{"level": "info", "message": "x"}')
+        output.server_line("engine", "{not JSON")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(line.get("logger"), line["level"], line["message"]) for line in lines] == [
+        ("launch", "info", "starting"),
+        ("launch", "error", "port 1 is taken"),
+        (None, "info", "x"),
+        ("engine", "info", "{not JSON"),
+    ]
+    assert (tmp_path / "engine.log").read_text(encoding="utf-8") == "{not JSON\n"
 
 
 def test_a_log_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from starlette.responses import JSONResponse
 
-from agent_runtime.gateway.errors import ApiError, PromptTooLong
+from agent_runtime.gateway.errors import ApiError, ErrorResponse, PromptTooLong
 
 OVERLOADED = 529
 """What this API answers where others answer 503; its clients wait and try again."""
@@ -49,7 +49,7 @@ def error_response(error: ApiError, request_id: str | None = None) -> JSONRespon
     """The whole answer."""
     request_id = request_id or new_request_id()
     headers = {**(error.headers or {}), "request-id": request_id}
-    return JSONResponse(error_body(error, request_id), status_code=status_of(error), headers=headers)
+    return ErrorResponse(error, error_body(error, request_id), status_of(error), headers)
 
 
 def translated(error: ApiError, words: Callable[[str], str] = str) -> ApiError:

@@ -16,7 +16,7 @@ from agent_runtime.gateway.anthropic.encode import (
     usage_object,
 )
 from agent_runtime.gateway.anthropic.errors import error_body, error_response, translated
-from agent_runtime.gateway.completion import Began, ChoiceEnd, Facts, NewDelta, Progress, Usage
+from agent_runtime.gateway.completion import Began, ChoiceEnd, Facts, NewDelta, Progress, Usage, WireForm
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.sse import event
 from k3_sglang.chat.events import CallArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, ReasoningDelta
@@ -27,6 +27,7 @@ Json = dict[str, Any]
 class MessagesWire:
     """The words of the Messages API for one completion."""
 
+    protocol: WireForm = "messages"
     keep_alive = event({"type": "ping"}, "ping")
 
     def __init__(self, facts: Facts, decoded: Decoded) -> None:

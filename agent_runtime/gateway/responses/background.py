@@ -1,7 +1,6 @@
 """Responses that run while nobody waits: started, cancelled, ended with the server."""
 
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,6 +11,8 @@ from anyio.abc import TaskGroup
 from agent_runtime.gateway.completion import ChoiceEnd, Failure, Item
 from agent_runtime.gateway.errors import RETRY_AFTER_S, ApiError
 from agent_runtime.gateway.job import Gateway, Job
+from agent_runtime.gateway.operations.logs import completion_fields
+from agent_runtime.gateway.operations.meter import DONE, Meter
 from agent_runtime.gateway.responses.wire import ResponsesWire
 from agent_runtime.gateway.run import run_choices
 from agent_runtime.gateway.slots import Slot
@@ -66,33 +67,38 @@ class Background:
             self._running[name].cancel()
 
     async def _run(self, job: Job, wire: ResponsesWire, scope: anyio.CancelScope, owner: str, slot: Slot) -> None:
-        began_s = time.monotonic()
+        meter = Meter(self._gateway.instruments, wire.protocol)
+        self._gateway.drain.working += 1
         try:
-            with scope:
-                await self._collect(job, wire)
+            with scope, meter:
+                await self._collect(job, wire, meter)
         except Exception:
             logger.exception("response %s in the background failed", wire.id)
         finally:
+            self._gateway.drain.working -= 1
             del self._running[wire.id]
             self._of_owner[owner] -= 1
             slot.free()
             wire.left()  # when it was cancelled, else it is over already
+            fields = {**completion_fields(wire.id, job, meter), "response": wire.response["status"]}
             logger.info(
-                "response %s in the background: %s after %.0f ms",
-                wire.id,
-                wire.response["status"],
-                1000 * (time.monotonic() - began_s),
+                "response %(id)s in the background: %(response)s after %(total_ms).0f ms",
+                fields,
+                extra={"fields": fields},
             )
 
-    async def _collect(self, job: Job, wire: ResponsesWire) -> None:
+    async def _collect(self, job: Job, wire: ResponsesWire, meter: Meter) -> None:
         ends: list[ChoiceEnd] = []
         out, items = anyio.create_memory_object_stream[Item](1)
         async with anyio.create_task_group() as tasks, items:
             tasks.start_soon(run_choices, self._gateway, job, out)
             async for item in items:
+                meter.item(item, job.replayed.prompt_tokens)
                 if isinstance(item, ChoiceEnd):
                     ends.append(item)
                 elif isinstance(item, Failure):
                     wire.fail(item.error)
+                    meter.failed(item.error, in_stream=True)
                     return
         wire.whole(ends)
+        meter.outcome = DONE

@@ -86,7 +86,7 @@ def _allowed(value: dict[str, Any], declared: Sequence[Any]) -> Any:
                 f'got {shown(entry)}; name declared tools as {{"type": "function", "name": "..."}}: {shown(declared)}',
             )
         names.append(name)
-    if set(names) == set(declared):
+    if set(names) == {name for name in declared if isinstance(name, str)}:
         return mode
     if not names and mode == "auto":
         return "none"

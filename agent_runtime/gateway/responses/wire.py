@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from starlette.responses import Response
 
 from agent_runtime.gateway.choice import Delivered
-from agent_runtime.gateway.completion import Began, ChoiceEnd, Facts, NewDelta, Progress
+from agent_runtime.gateway.completion import Began, ChoiceEnd, Facts, NewDelta, Progress, WireForm
 from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.notes import completion_notes, turn_notes
 from agent_runtime.gateway.responses.blame import Blame
@@ -21,6 +21,7 @@ _FINAL_EVENTS = {"completed": "response.completed", "incomplete": "response.inco
 class ResponsesWire:
     """One response. ``response`` is what it is now; ``changed`` is called with it when it is over."""
 
+    protocol: WireForm = "responses"
     keep_alive = KEEP_ALIVE_COMMENT
 
     def __init__(

@@ -1,0 +1,1 @@
+"""Running the gateway: metrics, structured logs, an orderly end"""
