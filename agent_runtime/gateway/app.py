@@ -26,12 +26,14 @@ from agent_runtime.gateway.cache_routes import CacheRoutes
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error
 from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
+from agent_runtime.gateway.inspection import inspector
 from agent_runtime.gateway.job import Asked, Gateway, prepare
 from agent_runtime.gateway.record import Record
 from agent_runtime.gateway.responses.routes import ResponseRoutes
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.text_routes import TextRoutes
 from agent_runtime.gateway.wire import ChatWire
+from agent_runtime.guard.prompt import HistoryGuard
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.tokenizer import K3Tokenizer
 
@@ -114,7 +116,8 @@ def create_app(
     Raises SettingsError when the settings about images cannot be used, LedgerError when the ledger cannot.
     """
     images = ImageInput(settings)
-    record = Record(settings) if foreign is None else Record(settings, foreign.make_guard)
+    make_guard = HistoryGuard if foreign is None else foreign.make_guard
+    record = Record(settings, make_guard, tokenizer)
     encoded = EncodeCache(settings.encoded_tokens)
     cache = CacheLink(engine)
     gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, foreign)
@@ -145,11 +148,13 @@ def create_app(
             *responses.routes(),
             *text_routes.routes(),
             *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
+            *inspector(gateway),
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
         lifespan=lifespan,
     )
     app.state.recorded = record.index
+    app.state.steps = record.log
     return app
 
 

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,15 @@ from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.wire import usage_object
 from agent_runtime.guard.prompt import HistoryGuard, ReplayedPrompt
 from agent_runtime.guard.repair import Mode
+from agent_runtime.inspector.facts import TurnFacts
+from agent_runtime.inspector.log import StepLog
+from agent_runtime.inspector.reading import came_back, new_step, stored_step, turn_facts
+from agent_runtime.inspector.structure import call_tokens
 from agent_runtime.ledger.records import StepRecord, TurnRecord
 from agent_runtime.ledger.store import Ledger
 from agent_runtime.ledger.turns import TurnIndex
 from agent_runtime.ledger.writer import LedgerWriter
+from k3_sglang.chat.tokenizer import K3Tokenizer
 
 _DAY_S = 86_400
 _SESSION_BITS = 62
@@ -39,8 +44,14 @@ class Record:
     """
 
     def __init__(
-        self, settings: GatewaySettings, make_guard: Callable[[TurnIndex, Mode], HistoryGuard] = HistoryGuard
+        self,
+        settings: GatewaySettings,
+        make_guard: Callable[[TurnIndex, Mode], HistoryGuard] = HistoryGuard,
+        tokenizer: K3Tokenizer | None = None,
     ) -> None:
+        self._tokenizer = tokenizer
+        self.log = StepLog(settings.inspector_steps) if settings.inspects else None
+        """The latest steps for the inspector; None when there is none."""
         self.index = TurnIndex(settings.recorded_tokens, settings.recorded_turns)
         self.guard = make_guard(self.index, settings.guard)
         self._writer: LedgerWriter | None = None
@@ -53,8 +64,11 @@ class Record:
                 self.index.mark_forgotten(keys)
             for turn in ledger.known_turns(settings.recorded_turns):
                 self.index.add(turn)
+            if self.log is not None:
+                for outline in ledger.latest_steps(settings.inspector_steps):
+                    self.log.add(stored_step(outline))
             first = ledger.last_number() + 1
-            self._writer = LedgerWriter(ledger, self.index.forget_sessions)
+            self._writer = LedgerWriter(ledger, self._forget)
         self._numbers = itertools.count(first)
 
     def step(
@@ -74,6 +88,9 @@ class Record:
             session = _session_of(place.scope.name)
         else:
             session = place.parent.session if place.parent is not None else number
+        now_ms = _now_ms()
+        if self.log is not None:
+            self.log.add(new_step(number, session, replayed, form, now_ms))
         if self._writer is not None:
             facts: dict[str, Any] = {"replay": replayed.replay.facts(), "engine": list(engine)}
             if form != "chat":
@@ -83,13 +100,15 @@ class Record:
                 facts["upstream"] = upstream
             if replayed.images:
                 facts["images"] = len(replayed.images)
+            if (back := came_back(replayed)) is not None:
+                facts["came_back"] = back
             self._writer.submit(
                 StepRecord(
                     id=number,
                     session=session,
                     name=place.scope.name,
                     parent=place.parent.id if place.parent is not None else None,
-                    created_ms=_now_ms(),
+                    created_ms=now_ms,
                     body=body,
                     ids=replayed.prompt.ids,
                     prompt_tokens=replayed.prompt_tokens,
@@ -120,23 +139,61 @@ class Record:
             whole=delivered.ids is not None,
             signature=signature,
         )
+        now_ms = _now_ms()
+        known = self._facts_of(turn.id, choice, now_ms, delivered, usage)
+        if self.log is not None:
+            self.log.turn(at.step, known)
         if self._writer is None:
             return
-        facts = {
+        facts: dict[str, Any] = {
             "finish": delivered.finish_reason,
             "usage": usage_object([usage]),
             "warnings": list(delivered.warnings),
             "signature": signature,
+            "call_tokens": known.call_tokens,
         }
-        record = TurnRecord(turn, at.step, choice, _now_ms(), delivered.output_ids, facts)
+        if known.limit is not None:
+            facts["why_not_more"] = known.limit
+        record = TurnRecord(turn, at.step, choice, now_ms, delivered.output_ids, facts)
         stored = asyncio.wrap_future(self._writer.submit(record))
         await asyncio.wait([stored])
         stored.exception()  # logged by the writer; the answer goes out all the same
+
+    def began(self, at: StepNumber) -> None:
+        """The first token of a step has come."""
+        if self.log is not None:
+            self.log.began(at.step, _now_ms())
+
+    def ended(self, at: StepNumber) -> None:
+        """Nothing more comes of a step, whatever became of it."""
+        if self.log is not None:
+            self.log.ended(at.step, _now_ms())
 
     def close(self) -> None:
         """Write what waits."""
         if self._writer is not None:
             self._writer.close()
+
+    def _forget(self, sessions: Collection[int]) -> None:
+        self.index.forget_sessions(sessions)
+        if self.log is not None:
+            self.log.forget_sessions(sessions)
+
+    def _facts_of(self, number: int, choice: int, now_ms: int, delivered: Delivered, usage: Usage) -> TurnFacts:
+        has_calls = bool(delivered.message.tool_calls or delivered.incomplete_calls)
+        return turn_facts(
+            number,
+            choice,
+            now_ms,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            think_tokens=usage.reasoning_tokens,
+            call_tokens=call_tokens(delivered.output_ids, self._tokenizer) if self._tokenizer and has_calls else 0,
+            finish=delivered.finish_reason,
+            warnings=delivered.warnings,
+            limit=usage.cache.get("why_not_more"),
+        )
 
 
 def _session_of(scope: str) -> int:

@@ -1,6 +1,7 @@
 """Everything that can be set about a gateway, validated; unknown keys are refused."""
 
 import json
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,16 @@ GIB = 1024 * MIB
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is that of this machine to itself."""
+    if host.casefold().rstrip(".") == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 class GatewaySettings(BaseModel):
@@ -62,6 +73,14 @@ class GatewaySettings(BaseModel):
     """Tell an engine that runs the checkpoint cache about sessions and shared positions. It changes the speed only."""
     cache_routes: bool = True
     """Serve the routes that show and steer that cache. Whoever reaches the gateway may then slow others down."""
+
+    inspector: Literal["auto", "on", "off"] = "auto"
+    """Serve the web page below ``/inspector``; auto: when ``host`` is a loopback address. Whoever reaches it sees every
+    session."""
+    inspector_content: bool = True
+    """It shows prompts and answers too, not only counts, times and verdicts."""
+    inspector_steps: Count = 10_000
+    """Latest requests it knows of, about 1 KB each; content is not kept for it."""
 
     max_body_bytes: Count = 64 * MIB
     keep_alive_s: Seconds = 15.0
@@ -120,6 +139,11 @@ class GatewaySettings(BaseModel):
         if self.constrained_by_default or self.seeded_sampling:
             raise ValueError("constrained_by_default and seeded_sampling are settings of an engine, not of an upstream")
         return self
+
+    @property
+    def inspects(self) -> bool:
+        """Whether the inspector is served."""
+        return self.inspector == "on" or (self.inspector == "auto" and is_loopback(self.host))
 
     @classmethod
     def from_file(cls, path: Path) -> "GatewaySettings":

@@ -48,6 +48,8 @@ class StubEngine:
     """Name of the prefix cache that this engine says it has."""
     commands: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     """What its cache was told: command and body, None for a GET."""
+    dump: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What its cache shows of its tree."""
     refusal: str | None = None
     """What every command of the cache is refused with."""
     running: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
@@ -83,7 +85,8 @@ class StubEngine:
         self.commands.append((name, await request.json() if request.method == "POST" else None))
         if self.refusal is not None:
             return JSONResponse({"error": {"message": self.refusal}}, status_code=400)
-        return JSONResponse({"ranks": [{"dp_rank": 0, "tp_rank": 0}]})
+        shown = self.dump if name == "dump" else {}
+        return JSONResponse({"ranks": [{"dp_rank": 0, "tp_rank": 0, **shown}]})
 
     async def _abort(self, request: Request) -> Response:
         rid = (await request.json())["rid"]
