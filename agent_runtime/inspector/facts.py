@@ -120,6 +120,13 @@ class StepFacts:
         return None if self.ended_ms is None else self.ended_ms - self.created_ms
 
 
+_VERDICTS: Mapping[str, tuple[MarkKind, str]] = {
+    "repaired": ("repaired", "put right from the record"),
+    "missing": ("lost", "without the thinking"),
+    "foreign": ("lost", "not as generated here"),
+}
+
+
 def marks(step: StepFacts, before: StepFacts | None) -> list[Mark]:
     """What stands out in a step; ``before`` is the one before it in its session."""
     found: list[Mark] = []
@@ -127,13 +134,11 @@ def marks(step: StepFacts, before: StepFacts | None) -> list[Mark]:
         found.append(
             Mark("window", "the history begins anew: it was compressed, or another task has come under this name")
         )
-    counts = {verdict: int(step.replay.get(verdict, 0)) for verdict in ("repaired", "missing", "foreign")}
-    if counts["repaired"]:
-        found.append(Mark("repaired", f"{counts['repaired']} put right from the record"))
-    if counts["missing"]:
-        found.append(Mark("lost", f"{counts['missing']} without their thinking"))
-    if counts["foreign"]:
-        found.append(Mark("lost", f"{counts['foreign']} not generated here as they stand"))
+    for verdict, (kind, words) in _VERDICTS.items():
+        number = int(step.replay.get(verdict, 0))
+        # What was so at the step before is no news: a turn that was lost stays lost.
+        if number > (0 if before is None else int(before.replay.get(verdict, 0))):
+            found.append(Mark(kind, f"{number} {'turn' if number == 1 else 'turns'} {words}"))
     prefix: Mapping[str, Any] = step.replay.get("prefix") or {}
     if prefix.get("holds") is False:
         # Before another server messages are compared, and what is lost is counted in bytes of their JSON.

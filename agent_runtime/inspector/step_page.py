@@ -22,6 +22,16 @@ _OPEN_CHARS = 1_200
 MAX_SHOWN_CHARS = 20_000
 """Of one message; a link leads to the whole of it."""
 _SHORT_PREVIEW = 90
+_LIMITS = {
+    "whole": "there was no more to give",
+    "no_kv": "the text that follows had not been seen here after this beginning",
+    "no_state": "the KV goes further, but no state was kept deeper on this path",
+    "evicted": "what reached further was dropped to make room",
+    "boundary": "computed before but not kept",
+    "no_slot": "there was a hit, but no free slot to restore its state into",
+    "asked": "the request wants something computed for tokens of its prompt",
+}
+"""The words of the cache for what ended a hit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,6 @@ def _neighbours(view: StepView) -> Html:
 
 
 def _sizes(step: StepFacts) -> Html:
-    limit = next((turn.limit for turn in step.turns if turn.limit), None)
     return tiles(
         ("prompt", count(step.prompt_tokens), "tokens"),
         ("cached", count(step.cached_tokens), "prompt tokens that were not computed again"),
@@ -99,7 +108,6 @@ def _sizes(step: StepFacts) -> Html:
         ("total", duration(step.total_ms), None),
         ("at", moment(step.created_ms), None),
         ("protocol", step.form, "the form of the request"),
-        ("why not more", limit or "–", "why the cache did not give more (docs/cache.md)"),
     )
 
 
@@ -109,6 +117,9 @@ def _remarks(view: StepView) -> Html:
     found = marks(step, steps[at - 1] if at else None)
     items = [element("li", "replay of its history: ", chip(step.verdict, step.verdict), " ", _counts(step))]
     items += [element("li", glyph(mark), mark.text) for mark in found]
+    limit = next((turn.limit for turn in step.turns if turn.limit), None)
+    if limit is not None:
+        items.append(element("li", f"why the cache gave no more: {limit}, {_LIMITS.get(limit, 'see docs/cache.md')}"))
     prefix = step.replay.get("prefix")
     if prefix is not None and prefix.get("holds"):
         items.append(element("li", "the prompt begins with the one before it and what was generated from that"))

@@ -10,7 +10,7 @@ from agent_runtime.inspector.html import Html, element
 HEIGHT = 150
 _MARKS_HEIGHT = 16
 _WIDTH = 1080
-_WIDEST, _NARROWEST = 34, 4
+_WIDEST, _NARROWEST = 44, 4
 
 _GLYPHS = {"window": "◆", "repaired": "●", "lost": "▲", "moved": "▼", "cut": "✂", "open": "○"}
 

@@ -14,6 +14,11 @@ _HEAD_ROWS, _TAIL_ROWS = 4, 8
 """Rows of a long path that stay in sight; those between are folded."""
 _FIRST_TO_DIE = 15
 _NAME_CHARS = 48
+_NEAR_DEATH = 5
+_WORTH = (
+    "gap: tokens to the next shallower checkpoint; reused: the whole path at each hit; saved: the gap at each hit, "
+    "what would have been computed without it; worth: tokens it is expected to save"
+)
 
 _ORDER = "When a slot is needed, the checkpoint that is expected to save least goes. Locked, pinned ones stay."
 _ROLES = {
@@ -89,9 +94,7 @@ def _summary(dump: Mapping[str, Any], tree: Tree, cost: _Cost) -> Html:
     slots = dump["stored_slots"] or dump["slots"]
     kept = [node for node in tree.nodes if node.checkpoint is not None]
     kv = sum(node.tokens for node in tree.nodes if node.has_kv)
-    saved = sum(
-        node.checkpoint["saved_tokens"] for node in kept if node.checkpoint and "saved_tokens" in node.checkpoint
-    )
+    saved = sum(int(node.checkpoint["saved_tokens"]) for node in kept if node.checkpoint is not None)
     return tiles(
         ("checkpoints", count(len(kept)), "states that are kept"),
         ("slots", f"{count(slots['total'] - slots['free'])} of {count(slots['total'])} used",
@@ -102,7 +105,8 @@ def _summary(dump: Mapping[str, Any], tree: Tree, cost: _Cost) -> Html:
         ("nodes", count(len(tree.nodes)), None),
         ("KV", f"{count(kv)} tok", "tokens whose KV is in the tree"),
         ("KV takes", size(kv * cost.token_bytes) if cost.token_bytes else "–", None),
-        ("saved by those kept", f"{count(saved)} tok", "their gap at each hit, added up"),
+        ("reused", f"{count(sum(map(_reused, kept)))} tok", "from those kept: the whole path at each hit"),
+        ("saved", f"{count(saved)} tok", "by those kept: the gap at each hit, what would have been computed without"),
         ("requests seen", count(dump["tick"]), None),
         ("typical pause", f"{dump['reuse_interval']:.1f} requests", "until a session comes back to its tip"),
     )  # fmt: skip
@@ -202,20 +206,28 @@ def _state(node: TreeNode) -> Html:
         return element("span", "no checkpoint", class_="quiet")
     role = str(checkpoint["role"])
     said = [
-        f"hits {count(checkpoint['hits'])}" if "hits" in checkpoint else None,
-        f"saved {count(checkpoint['saved_tokens'])} tok" if "saved_tokens" in checkpoint else None,
         f"gap {count(checkpoint['gap'])}",
+        plural(checkpoint["hits"], "hit"),
+        f"reused {count(_reused(node))}",
+        f"saved {count(checkpoint['saved_tokens'])}",
         f"worth {_worth(checkpoint)}",
-        f"dies #{count(node.dies)}" if node.dies is not None else "stays",
     ]
+    order = "stays" if node.dies is None else f"dies #{count(node.dies)}"
+    is_near = node.dies is not None and node.dies <= _NEAR_DEATH
     flags = [chip("flag", flag, text) for flag, text in _FLAGS.items() if checkpoint[flag]]
     return element(
         "span",
         chip(f"role-{role}", role, _ROLES.get(role)),
-        element("span", " · ".join(part for part in said if part), class_="worth"),
+        element("span", " · ".join(said), class_="worth", title=_WORTH),
+        chip("missing", order) if is_near else element("span", order, class_="worth"),
         flags,
         class_="state",
     )
+
+
+def _reused(node: TreeNode) -> int:
+    """Tokens that requests took from it: each the whole path up to it."""
+    return node.end * int(node.checkpoint["hits"]) if node.checkpoint is not None else 0
 
 
 def _worth(checkpoint: Mapping[str, Any]) -> str:
@@ -237,7 +249,8 @@ def _first_to_die(order: Sequence[TreeNode], cost: _Cost) -> Html:
         ("gap", "tokens to the next shallower one"),
         ("worth", "tokens it is expected to save"),
         ("hits", "requests that went on from it"),
-        ("saved", "tokens"),
+        ("reused", "tokens: the whole path at each hit"),
+        ("saved", "tokens: the gap at each hit"),
         ("costs", "memory of its state"),
         ("age", "requests since its path was used"),
         ("session", None),
@@ -252,8 +265,9 @@ def _victim(node: TreeNode, cost: _Cost) -> Html:
         count(node.end),
         count(checkpoint["gap"]),
         _worth(checkpoint),
-        count(checkpoint["hits"]) if "hits" in checkpoint else "–",
-        count(checkpoint["saved_tokens"]) if "saved_tokens" in checkpoint else "–",
+        count(checkpoint["hits"]),
+        count(_reused(node)),
+        count(checkpoint["saved_tokens"]),
         size(cost.state_bytes) if cost.state_bytes else "–",
         count(checkpoint["age"]),
     )

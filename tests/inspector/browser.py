@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +23,12 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
     "--no-default-browser-check", "--mute-audio", "--remote-debugging-pipe", "--hide-scrollbars",
 )  # fmt: skip
+LAUNCH = (
+    "import os, sys; from fcntl import F_DUPFD, fcntl\n"
+    "read, write = (fcntl(int(number), F_DUPFD, 10) for number in sys.argv[1:3])\n"
+    "os.dup2(read, 3); os.dup2(write, 4); os.execv(sys.argv[3], sys.argv[3:])"
+)
+"""Chromium takes commands from descriptor 3 and answers on 4; here these may be anything."""
 ANSWER_S = 90.0
 
 
@@ -109,6 +117,8 @@ class Page:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._pending:
+            if not select.select([self._read], [], [], ANSWER_S)[0]:
+                raise BrowserError(f"the browser said nothing for {ANSWER_S} s")
             piece = os.read(self._read, 1 << 16)
             if not piece:
                 raise BrowserError("the browser has ended")
@@ -133,8 +143,7 @@ def browser() -> Iterator[Page]:
     ours_read, theirs_write = os.pipe()
     theirs_read, ours_write = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        # Chromium takes commands from descriptor 3 and answers on 4.
-        command = ["sh", "-c", f'exec "$0" "$@" 3<&{theirs_read} 4>&{theirs_write}', path, *FLAGS]
+        command = [sys.executable, "-c", LAUNCH, str(theirs_read), str(theirs_write), path, *FLAGS]
         process = subprocess.Popen(
             [*command, f"--user-data-dir={profile}"],
             pass_fds=(theirs_read, theirs_write),
@@ -145,7 +154,6 @@ def browser() -> Iterator[Page]:
         )
         os.close(theirs_read)
         os.close(theirs_write)
-        # A browser that hangs must not hang the test: whoever waits for it then reads its end.
         try:
             yield Page(ours_write, ours_read)
         finally:

@@ -241,7 +241,7 @@ async def test_a_tree_of_five_hundred_nodes_is_folded(caching_stub: StubEngine, 
     kept = [node["checkpoint"] for node in caching_stub.dump["nodes"] if node["checkpoint"]]
     assert f"{sum(one['saved_tokens'] for one in kept):,} tok" in text
     free = [one for one in kept if not (one["locked"] or one["pinned"])]
-    assert f"dies #{len(free)} " in text
+    assert f"dies #{len(free)}" in text
     assert text.count("stays") >= len(kept) - len(free)
     assert re.search(r"[\d,]+ more nodes", text)
     # The table begins with the one that is worth least.
