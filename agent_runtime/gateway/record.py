@@ -159,10 +159,10 @@ class Record:
         await asyncio.wait([stored])
         stored.exception()  # logged by the writer; the answer goes out all the same
 
-    def began(self, at: StepNumber) -> None:
+    def began(self, at: StepNumber, cached_tokens: int) -> None:
         """The first token of a step has come."""
         if self.log is not None:
-            self.log.began(at.step, _now_ms())
+            self.log.began(at.step, _now_ms(), cached_tokens)
 
     def ended(self, at: StepNumber) -> None:
         """Nothing more comes of a step, whatever became of it."""

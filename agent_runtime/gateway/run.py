@@ -36,7 +36,7 @@ async def _run_choice(gateway: Gateway, job: Job, index: int, out: MemoryObjectS
         async with aclosing(made(gateway, job, index)) as items:
             async for item in items:
                 if isinstance(item, Began):
-                    gateway.record.began(job.step)
+                    gateway.record.began(job.step, item.cached_tokens)
                 await out.send(item)
     except ApiError as error:
         logger.warning("completion %s choice %d: %s", job.facts.token, index, error)

@@ -50,7 +50,8 @@ class StepFacts:
 
     ``name`` is the client's name for the session, "" without one; ``is_conversation`` says whether it is one
     conversation. ``parent`` is the turn it goes on from; ``replay`` the JSON of ``k3.replay``. ``began_ms`` and
-    ``ended_ms`` are None until the first token came and the answer was over, and when that is not known.
+    ``ended_ms`` are None until the first token came and the answer was over, and when that is not known;
+    ``began_cached_tokens`` are what the engine said of the cache with the first token.
     """
 
     id: int
@@ -66,6 +67,7 @@ class StepFacts:
     images: int = 0
     running: bool = False
     began_ms: int | None = None
+    began_cached_tokens: int = 0
     ended_ms: int | None = None
     turns: list[TurnFacts] = field(default_factory=list[TurnFacts])
 
@@ -77,12 +79,22 @@ class StepFacts:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were not computed again."""
-        return self.turns[0].cached_tokens if self.turns else 0
+        return self.turns[0].cached_tokens if self.turns else self.began_cached_tokens
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the prompt has been computed, as far as is known."""
+        return bool(self.turns) or self.began_ms is not None
 
     @property
     def new_tokens(self) -> int:
         """Prompt tokens that were computed."""
-        return self.prompt_tokens - self.cached_tokens
+        return self.prompt_tokens - self.cached_tokens if self.is_computed else 0
+
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens of which it is not known whether they were computed."""
+        return 0 if self.is_computed else self.prompt_tokens
 
     @property
     def think_tokens(self) -> int:

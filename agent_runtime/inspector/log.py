@@ -33,7 +33,7 @@ class SessionFacts:
     @property
     def cached_tokens(self) -> int:
         """How many of them were not computed again."""
-        return sum(step.cached_tokens for step in self.steps)
+        return sum(step.cached_tokens for step in self.steps if step.turns)
 
 
 class StepLog:
@@ -69,13 +69,13 @@ class StepLog:
                 if not of_session:
                     del self._sessions[oldest.session]
 
-    def began(self, step: int, now_ms: int) -> None:
-        """Its first token has come."""
+    def began(self, step: int, now_ms: int, cached_tokens: int) -> None:
+        """Its first token has come, and with it how much of the prompt was cached."""
         with self._lock:
             found = self._steps.get(step)
             if found is not None and found.began_ms is None:
                 self.version += 1
-                found.began_ms = now_ms
+                found.began_ms, found.began_cached_tokens = now_ms, cached_tokens
 
     def turn(self, step: int, turn: TurnFacts) -> None:
         """One of its answers is on record."""

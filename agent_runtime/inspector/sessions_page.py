@@ -11,7 +11,7 @@ from agent_runtime.inspector.log import SessionFacts, StepLog
 from agent_runtime.inspector.timeline import ALL, COMPUTED, Bar, chart, glyph, legend, spark
 
 SESSIONS_PER_PAGE = 50
-STEPS_PER_PAGE = 200
+STEPS_PER_PAGE = 100
 _SHOWN_NAME_CHARS = 80
 
 _VERDICTS = ("exact", "repaired", "missing", "foreign", "new")

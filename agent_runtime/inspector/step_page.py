@@ -98,9 +98,13 @@ def _neighbours(view: StepView) -> Html:
 def _sizes(step: StepFacts) -> Html:
     return tiles(
         ("prompt", count(step.prompt_tokens), "tokens"),
-        ("cached", count(step.cached_tokens), "prompt tokens that were not computed again"),
-        ("share", share(step.cached_tokens, step.prompt_tokens) if step.turns else "–", None),
-        ("computed", count(step.new_tokens) if step.turns else "–", "prompt tokens"),
+        (
+            "cached",
+            count(step.cached_tokens) if step.is_computed else "–",
+            "prompt tokens that were not computed again",
+        ),
+        ("share", share(step.cached_tokens, step.prompt_tokens) if step.is_computed else "–", None),
+        ("computed", count(step.new_tokens) if step.is_computed else "–", "prompt tokens"),
         ("thinking", count(step.think_tokens), "tokens"),
         ("text", count(step.text_tokens), "tokens, with the structure around it"),
         ("calls", count(step.call_tokens), "tokens"),

@@ -35,8 +35,9 @@ NEW = Layer("new", "computed prompt", "new_tokens")
 THINK = Layer("think", "thinking", "think_tokens")
 TEXT = Layer("text", "text", "text_tokens")
 CALL = Layer("call", "tool calls", "call_tokens")
-ALL: Sequence[Layer] = (CACHED, NEW, THINK, TEXT, CALL)
-COMPUTED: Sequence[Layer] = (NEW, THINK, TEXT, CALL)
+PENDING = Layer("pending", "prompt without an answer yet", "pending_tokens")
+ALL: Sequence[Layer] = (CACHED, NEW, PENDING, THINK, TEXT, CALL)
+COMPUTED: Sequence[Layer] = (NEW, PENDING, THINK, TEXT, CALL)
 
 
 def glyph(mark: Mark) -> Html:
@@ -110,11 +111,14 @@ def spark(steps: Sequence[StepFacts]) -> Html:
     """The prompts of the latest steps, small: computed over cached."""
     latest = steps[-40:]
     highest = max((step.prompt_tokens for step in latest), default=0) or 1
-    drawn: list[Html] = []
+    cached: list[str] = []
+    new: list[str] = []
     for index, step in enumerate(latest):
-        cached, new = 20 * step.cached_tokens / highest, 20 * step.new_tokens / highest
-        drawn.append(element("rect", class_="cached", x=index * 3, width=2, y=20 - cached, height=cached))
-        drawn.append(element("rect", class_="new", x=index * 3, width=2, y=20 - cached - new, height=new))
+        x, top = 3 * index + 1, 20 * (1 - step.prompt_tokens / highest)
+        between = 20 * (1 - step.cached_tokens / highest)
+        cached.append(f"M{x} 20V{between:.2f}")
+        new.append(f"M{x} {between:.2f}V{top if step.is_computed else between:.2f}")
+    drawn = [element("path", class_=kind, d="".join(lines)) for kind, lines in (("cached", cached), ("new", new))]
     return element("svg", drawn, class_="spark", width=120, height=20, viewBox="0 0 120 20", aria_hidden="true")
 
 
@@ -133,10 +137,7 @@ def _column(bar: Bar, layers: Sequence[Layer], x: int, column: int, scale: int, 
         drawn.append(element("text", _GLYPHS[mark.kind], class_=f"mark {mark.kind}", x=x + (column - gap) / 2, y=12))
     text = figures(bar.step, bar.marks)
     hit = element("rect", class_="hit", x=x, width=column, y=0, height=HEIGHT + _MARKS_HEIGHT + 1)
-    return element(
-        "a", hit, drawn, element("title", text), class_="bar", href=f"{link}{bar.step.id}", aria_label=text,
-        data_figures=text,
-    )  # fmt: skip
+    return element("a", hit, drawn, element("title", text), class_="bar", href=f"{link}{bar.step.id}", aria_label=text)
 
 
 def _grid(scale: int, part: float, width: int) -> Html:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -21,7 +22,7 @@ from k3_sglang.chat.tokenizer import K3Tokenizer
 from tests.gateway.bodies import chat
 from tests.gateway.conftest import NO_ENGINE, Running
 from tests.gateway.serving import serving
-from tests.gateway.stub_engine import StubEngine, cut
+from tests.gateway.stub_engine import Script, StubEngine, cut
 from tests.gateway.vocabulary import TurnWriter
 from tests.inspector.conftest import HOSTILE, converse
 from tests.inspector.trees import dump
@@ -29,7 +30,7 @@ from tests.inspector.trees import dump
 ELEMENTS = frozenset((
     "html", "head", "meta", "title", "link", "script", "body", "a", "header", "strong", "nav", "span", "ol", "ul", "li",
     "b", "i", "main", "footer", "h1", "h2", "h3", "p", "dl", "dt", "dd", "div", "table", "caption", "thead", "tbody",
-    "tr", "th", "td", "time", "svg", "rect", "line", "text", "details", "summary", "pre",
+    "tr", "th", "td", "time", "svg", "rect", "path", "line", "text", "details", "summary", "pre",
 ))  # fmt: skip
 
 
@@ -223,12 +224,12 @@ async def test_a_session_of_ten_thousand_steps_is_shown_page_by_page(gateway: Ru
     for step in filled(10_000).session(1).steps:  # type: ignore[union-attr]
         log.add(step)
     last = await page(gateway, "/inspector/sessions/1")
-    assert "page 50 of 50, 10,000 steps" in last
-    assert re.findall(r'class="bar" href="/inspector/steps/(\d+)"', last)[:200] == [str(n) for n in range(9801, 10001)]
+    assert "page 100 of 100, 10,000 steps" in last
+    assert re.findall(r'class="bar" href="/inspector/steps/(\d+)"', last)[:100] == [str(n) for n in range(9901, 10001)]
     first = await page(gateway, "/inspector/sessions/1?page=1")
-    assert first.count('class="bar"') == 400
+    assert first.count('class="bar"') == 200
     assert "/inspector/sessions/1?page=2" in first
-    assert len(first) < 1_000_000
+    assert len(first) < 300_000
 
 
 async def test_a_tree_of_five_hundred_nodes_is_folded(caching_stub: StubEngine, gateway: Running) -> None:
@@ -357,11 +358,27 @@ async def test_the_oldest_steps_go_first(inspected: Running) -> None:
     assert len(session.steps) == len(log) == 3
 
 
-async def test_a_request_that_runs_is_shown_as_running_and_one_that_failed_as_over(
+async def test_a_request_is_shown_while_it_waits_while_it_runs_and_when_it_has_failed(
     caching_stub: StubEngine, gateway: Running, writer: TurnWriter
 ) -> None:
-    caching_stub.plan = lambda _: replace(cut(writer.text("abc")), status=500, error={"error": "broken"})
+    begin, end = asyncio.Event(), asyncio.Event()
+    ids = writer.turn("I think.", "I say.")
+    stop = {"type": "stop", "matched": 258}
+    caching_stub.plan = lambda _: Script([begin.wait, ids[:4], end.wait, ids[4:]], stop, cached_tokens=40)
+    asked = asyncio.create_task(gateway.client.post("/v1/chat/completions", json=chat()))
+    await caching_stub.until(lambda stub: bool(stub.running))
+    waiting = await page(gateway, await session_path(gateway))
+    assert "running" in waiting
+    assert 'class="pending"' in waiting
+    begin.set()
+    log: StepLog = gateway.app.state.steps
+    while not (step := log.sessions(0, 1)[0].steps[0]).is_computed:
+        await asyncio.sleep(0.01)
+    assert (step.cached_tokens, step.pending_tokens, step.running) == (40, 0, True)
+    end.set()
+    await asked
+    assert not step.running
+    assert step.total_ms is not None
+    caching_stub.plan = lambda _: Script([], None, status=500, error={"error": "broken"})
     await gateway.ask(chat(), status=503)
-    (session,) = gateway.app.state.steps.sessions(0, 10)
-    assert not session.steps[0].running
     assert "it failed, or the client left" in await page(gateway, await session_path(gateway))

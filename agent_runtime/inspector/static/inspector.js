@@ -7,9 +7,9 @@ const state = document.getElementById("live");
 let tag = null;
 
 function figures(event) {
-  const bar = event.target.closest("[data-figures]");
+  const bar = event.target.closest("a.bar");
   const line = document.getElementById("figures");
-  if (bar && line) line.textContent = bar.dataset.figures;
+  if (bar && line) line.textContent = bar.getAttribute("aria-label");
 }
 document.addEventListener("mouseover", figures);
 document.addEventListener("focusin", figures);
