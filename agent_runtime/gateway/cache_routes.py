@@ -86,6 +86,7 @@ class CacheRoutes:
         """POST /v1/k3/cache/abandon: what a session has behind a position is unlikely to be asked again."""
         asked = _validated(_Abandon, await self._body(request))
         session = _session(asked.session)
+        self._gateway.record.abandoned(session.engine_name, asked.start)
         ranks = await self._ask("abandon", {"session": session.engine_name, "from": asked.start})
         return {"object": "k3.cache.abandon", "session": session.id, "from": asked.start, "ranks": ranks}
 

@@ -159,6 +159,11 @@ class Record:
         await asyncio.wait([stored])
         stored.exception()  # logged by the writer; the answer goes out all the same
 
+    def abandoned(self, scope: str, start: int) -> None:
+        """The client of a named session will not go on behind token ``start``."""
+        if self.log is not None:
+            self.log.abandoned(_session_of(scope), start)
+
     def began(self, at: StepNumber, cached_tokens: int) -> None:
         """The first token of a step has come."""
         if self.log is not None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from agent_runtime.errors import LedgerError
 from agent_runtime.guard.prompt import HistoryGuard
@@ -37,6 +37,13 @@ class StepContent:
     missing: str = ""
 
 
+class Sent(NamedTuple):
+    """A message as its client sent it, as JSON; without one ``missing`` says why."""
+
+    message: str | None
+    missing: str = ""
+
+
 class Contents:
     """The content of steps. Its methods read files and may run long: call them on a thread."""
 
@@ -61,17 +68,17 @@ class Contents:
         reason = "The prompt is no longer in memory; with the setting ledger every prompt is kept."
         return StepContent(None, self._known(step), reason if step.turns else "A step without an answer is not kept.")
 
-    def came_back(self, step: StepFacts) -> str | None:
-        """The assistant message of a step's request that is the turn it goes on from, as JSON; None when not kept."""
+    def came_back(self, step: StepFacts) -> Sent:
+        """The assistant message of a step's request that is the turn it goes on from."""
         if self._ledger is None or step.came_back is None:
-            return None
+            return Sent(None, "What clients send is kept with a ledger only (setting ledger).")
         try:
             with LedgerReader(self._ledger) as reader:
                 body = self._read_body(step.form, json.loads(reader.body(step.id)))
             messages = cast("list[Any]", body["messages"])
-            return json.dumps(messages[step.came_back.at], ensure_ascii=False, indent=2)
-        except (LedgerError, ChatRequestError, ValueError, LookupError):
-            return None  # forgotten, damaged (the ledger's own check says so), or in a form that is not read here
+            return Sent(json.dumps(messages[step.came_back.at], ensure_ascii=False, indent=2))
+        except (LedgerError, ChatRequestError, ValueError, LookupError) as error:
+            return Sent(None, f"What the client sent cannot be shown: {error}.")
 
     def _known(self, step: StepFacts) -> list[Output]:
         found: list[Output] = []

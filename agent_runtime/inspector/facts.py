@@ -51,7 +51,8 @@ class StepFacts:
     ``name`` is the client's name for the session, "" without one; ``is_conversation`` says whether it is one
     conversation. ``parent`` is the turn it goes on from; ``replay`` the JSON of ``k3.replay``. ``began_ms`` and
     ``ended_ms`` are None until the first token came and the answer was over, and when that is not known;
-    ``began_cached_tokens`` are what the engine said of the cache with the first token.
+    ``began_cached_tokens`` are what the engine said of the cache with the first token. ``abandoned_from``: before this
+    step its client said that it has left what lay behind so many tokens.
     """
 
     id: int
@@ -65,6 +66,7 @@ class StepFacts:
     replay: Mapping[str, Any]
     came_back: CameBack | None
     images: int = 0
+    abandoned_from: int | None = None
     running: bool = False
     began_ms: int | None = None
     began_cached_tokens: int = 0
@@ -142,10 +144,10 @@ _VERDICTS: Mapping[str, tuple[MarkKind, str]] = {
 def marks(step: StepFacts, before: StepFacts | None) -> list[Mark]:
     """What stands out in a step; ``before`` is the one before it in its session."""
     found: list[Mark] = []
-    if _begins_anew(step, before):
-        found.append(
-            Mark("window", "the history begins anew: it was compressed, or another task has come under this name")
-        )
+    if step.abandoned_from is not None:
+        found.append(Mark("window", f"compressed: the client has left what lay behind token {step.abandoned_from:,}"))
+    elif _begins_anew(step, before):
+        found.append(Mark("window", "the history begins anew: compressed, or another task under this name"))
     for verdict, (kind, words) in _VERDICTS.items():
         number = int(step.replay.get(verdict, 0))
         # What was so at the step before is no news: a turn that was lost stays lost.

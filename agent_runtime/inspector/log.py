@@ -51,6 +51,7 @@ class StepLog:
         self._lock = Lock()
         self._steps: OrderedDict[int, StepFacts] = OrderedDict()
         self._sessions: OrderedDict[int, deque[StepFacts]] = OrderedDict()
+        self._abandoned: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -60,6 +61,7 @@ class StepLog:
         with self._lock:
             self.version += 1
             self._steps[step.id] = step
+            step.abandoned_from = self._abandoned.pop(step.session, step.abandoned_from)
             self._sessions.setdefault(step.session, deque()).append(step)
             self._sessions.move_to_end(step.session)
             if len(self._steps) > self.max_steps:
@@ -68,6 +70,13 @@ class StepLog:
                 of_session.remove(oldest)  # the first one, unless requests overtook each other on their way here
                 if not of_session:
                     del self._sessions[oldest.session]
+                    self._abandoned.pop(oldest.session, None)
+
+    def abandoned(self, session: int, start: int) -> None:
+        """Its client will not go on behind token ``start``, as after a compression: told of its next step."""
+        with self._lock:
+            if session in self._sessions:
+                self._abandoned[session] = start
 
     def began(self, step: int, now_ms: int, cached_tokens: int) -> None:
         """Its first token has come, and with it how much of the prompt was cached."""
@@ -99,6 +108,7 @@ class StepLog:
         with self._lock:
             self.version += 1
             for session in sessions:
+                self._abandoned.pop(session, None)
                 for step in self._sessions.pop(session, ()):
                     del self._steps[step.id]
 

@@ -154,6 +154,8 @@ class _Pages:
 
     async def nothing(self, request: Request) -> Response:
         """Any other path below the prefix."""
+        if not request.path_params["rest"]:
+            return await self.sessions(request)
         return self._missing(f"There is no {request.url.path[:80]!r} here.")
 
     async def _ranks(self) -> Sequence[Mapping[str, Any]]:

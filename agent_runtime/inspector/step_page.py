@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_runtime.guard.verdict import EXPLAINED
-from agent_runtime.inspector.content import Output, StepContent
+from agent_runtime.inspector.content import Output, Sent, StepContent
 from agent_runtime.inspector.facts import StepFacts, marks
 from agent_runtime.inspector.figures import count, duration, moment, plural, share
 from agent_runtime.inspector.html import Html, element, joined
@@ -36,10 +36,10 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A step that goes on from this one, and the turn as its client sent it, as JSON, where that is kept."""
+    """A step that goes on from this one, and the turn as its client sent it, None where content is not shown."""
 
     step: StepFacts
-    sent: str | None
+    sent: Sent | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +302,10 @@ def _message(output: Output) -> Html:
 def _came_back(view: StepView) -> Html:
     if not view.returned:
         return notice("No request has gone on from this step yet, or none that is known here.")
-    return joined([_return(returned, view.content is not None) for returned in view.returned])
+    return joined([_return(returned) for returned in view.returned])
 
 
-def _return(returned: Returned, shows_content: bool) -> Html:
+def _return(returned: Returned) -> Html:
     step, back = returned.step, returned.step.came_back
     link = element("a", f"Step {step.id}", href=step_href(step.id))
     if back is None:
@@ -313,9 +313,9 @@ def _return(returned: Returned, shows_content: bool) -> Html:
     said = EXPLAINED.get(back.reason) if back.reason else "as it was generated"  # type: ignore[call-overload]
     line = element("p", link, f" sent it back as messages[{back.at}]: ", chip(back.verdict, back.verdict), f" {said}. ",
                    element("span", figures(step), class_="quiet"))  # fmt: skip
-    if not shows_content or back.verdict == "exact":
+    if returned.sent is None or back.verdict == "exact":
         return line
-    if returned.sent is None:
-        return joined(line, notice("What the client sent is kept with a ledger only (setting ledger)."))
-    shown = returned.sent[:MAX_SHOWN_CHARS]
+    if returned.sent.message is None:
+        return joined(line, notice(returned.sent.missing))
+    shown = returned.sent.message[:MAX_SHOWN_CHARS]
     return joined(line, element("details", element("summary", "The message as it was sent"), element("pre", shown)))

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from agent_runtime.engine.sglang import SGLangEngine
 from agent_runtime.gateway.app import create_app
@@ -19,13 +20,15 @@ from agent_runtime.inspector.facts import StepFacts
 from agent_runtime.inspector.log import StepLog
 from agent_runtime.inspector.reading import turn_facts
 from k3_sglang.chat.tokenizer import K3Tokenizer
-from tests.gateway.bodies import chat
+from tests.agent.scripted_endpoint import Reply, usage
+from tests.gateway.bodies import chat, continued, user
 from tests.gateway.conftest import NO_ENGINE, Running
 from tests.gateway.serving import serving
 from tests.gateway.stub_engine import Script, StubEngine, cut
 from tests.gateway.vocabulary import TurnWriter
 from tests.inspector.conftest import HOSTILE, converse
 from tests.inspector.trees import dump
+from tests.upstream.conftest import scripted
 
 ELEMENTS = frozenset((
     "html", "head", "meta", "title", "link", "script", "body", "a", "header", "strong", "nav", "span", "ol", "ul", "li",
@@ -138,7 +141,7 @@ async def test_a_step_shows_its_exact_prompt_what_was_generated_and_what_came_ba
     text = text_of(markup)
     assert "This page shows content" in text
     assert re.search(r"Step \d+ sent it back as messages\[3\]: repaired its thinking is not there", text)
-    assert "What the client sent is kept with a ledger only" in text
+    assert "What clients send is kept with a ledger only" in text
     assert "No request has gone on from this step yet" in await page(inspected, third)
 
 
@@ -184,6 +187,10 @@ async def test_text_that_the_model_writes_stays_text(
 async def test_what_is_not_there_is_a_page_that_says_so(gateway: Running, path: str) -> None:
     markup = await page(gateway, f"/inspector/{path}", 404)
     assert "Not found" in markup
+
+
+async def test_a_slash_at_the_end_is_the_list(gateway: Running) -> None:
+    assert "No request has come yet" in await page(gateway, "/inspector/")
 
 
 async def test_a_query_that_is_not_understood_is_refused(inspected: Running) -> None:
@@ -342,12 +349,57 @@ def _without_times(markup: str) -> str:
     return re.sub(r'<td class="number">(–)?</td>|<dd>(–)?</dd>| · (?= ·|"|<)| · ', "", markup)
 
 
+async def test_a_compression_that_the_client_tells_of_is_marked_at_the_next_step(inspected: Running) -> None:
+    told = {"session": "prompt_cache_key:the session", "from": 1234}
+    assert (await inspected.client.post("/v1/k3/cache/abandon", json=told)).status_code == 200
+    await converse(inspected, 2, name="the session")
+    markup = await page(inspected, await session_path(inspected))
+    rows = markup.split("Steps in the order")[2].split("<tr>")[-2:]
+    assert "compressed: the client has left what lay behind token 1,234" in rows[0]
+    assert "compressed" not in rows[1]
+
+
 async def test_what_the_ledger_forgets_is_gone_here_too(inspected: Running) -> None:
     log: StepLog = inspected.app.state.steps
     (session,) = log.sessions(0, 10)
     log.forget_sessions([session.id])
     await page(inspected, f"/inspector/sessions/{session.id}", 404)
     assert len(log) == 0
+
+
+async def test_before_another_server_a_turn_is_shown_as_its_text() -> None:
+    turn = Reply([{"reasoning_content": "I think."}, {"content": HOSTILE}], "stop", usage(100, 10, 50))
+    async with scripted(turn, turn, profile="generic") as (_, client):
+        url = str(client.base_url)
+        answer = await client.post("/v1/chat/completions", json=chat())
+        again = continued(chat(), answer.json(), user("go on"))
+        assert (await client.post("/v1/chat/completions", json=again)).status_code == 200
+        running = Running(Starlette(), url, client)
+        assert "50.0 %" in text_of(await page(running, "/inspector"))
+        text = text_of(await page(running, (await step_paths(running))[0]))
+    assert "gave no token ids" in text
+    assert "I think." in text
+    assert "</pre><script>" in text
+    assert "sent it back as messages[1]: exact" in text
+
+
+async def test_a_turn_that_came_back_in_another_protocol_is_shown_as_it_was_sent(
+    caching_stub: StubEngine, settings: dict[str, Any], tokenizer: K3Tokenizer, engine_url: str, tmp_path: Path
+) -> None:
+    settings = {**settings, "ledger": str(tmp_path / "ledger.db")}
+    app = create_app(GatewaySettings(**settings), SGLangEngine(engine_url), tokenizer)
+    async with serving(app) as url, httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
+        running = Running(app, url, client)
+        body: dict[str, Any] = {"model": "kimi-k3", "max_tokens": 500, "messages": [user("Hello")]}
+        body["metadata"] = {"user_id": "someone"}
+        answer = (await client.post("/v1/messages", json=body)).json()
+        spoken = [block for block in answer["content"] if block["type"] == "text"]
+        body["messages"] += [{"role": "assistant", "content": spoken}, user("go on")]
+        assert (await client.post("/v1/messages", json=body)).status_code == 200
+        text = text_of(await page(running, (await step_paths(running))[0]))
+    assert "messages" in text.split("protocol")[1].split()[0]
+    assert re.search(r"sent it back as messages\[1\]: repaired", text)
+    assert "I say." in text.split("The message as it was sent")[1]
 
 
 async def test_the_oldest_steps_go_first(inspected: Running) -> None:
