@@ -8,7 +8,7 @@ from agent_runtime.inspector.figures import count, duration, moment, plural, sha
 from agent_runtime.inspector.html import Html, element
 from agent_runtime.inspector.layout import PREFIX, Crumb, Site, chip, notice, page, pager, table, tiles
 from agent_runtime.inspector.log import SessionFacts, StepLog
-from agent_runtime.inspector.timeline import ALL, COMPUTED, Bar, chart, glyph, legend, spark
+from agent_runtime.inspector.timeline import ALL, Bar, charts, glyph, legend, spark
 
 SESSIONS_PER_PAGE = 50
 STEPS_PER_PAGE = 100
@@ -110,11 +110,8 @@ def session_page(site: Site, session: SessionFacts, number: int | None) -> Html:
         element("h1", title),
         _summary(session),
         paging,
-        element("h2", "Prompt and output"),
+        charts(bars, f"{PREFIX}/steps/"),
         legend(ALL),
-        chart(bars, ALL, f"{PREFIX}/steps/", "Tokens of each step: prompt and output"),
-        element("h2", "Computed only"),
-        chart(bars, COMPUTED, f"{PREFIX}/steps/", "Tokens of each step that were computed"),
         element("p", "Point at a bar, or move to it with the keyboard, for its figures.", id="figures", role="status"),
         element("h2", "Steps"),
         _steps_table(bars),
@@ -157,16 +154,14 @@ def _steps_table(bars: Sequence[Bar]) -> Html:
 def _step_row(bar: Bar) -> Html:
     step = bar.step
     number = element("th", element("a", str(step.id), href=step_href(step.id)), scope="row", class_="number")
-    numbers = (
-        step.prompt_tokens, step.cached_tokens, None, step.new_tokens,
-        step.think_tokens, step.text_tokens, step.call_tokens,
-    )  # fmt: skip
-    shared = share(step.cached_tokens, step.prompt_tokens) if step.turns else "–"
-    answered = bool(step.turns)
-    cells = [
-        element("td", shared if value is None else count(value) if answered or not place else "–", class_="number")
-        for place, value in enumerate(numbers)
-    ]
+    prompt = (count(step.cached_tokens), share(step.cached_tokens, step.prompt_tokens), count(step.new_tokens))
+    output = (count(step.think_tokens), count(step.text_tokens), count(step.call_tokens))
+    texts = (
+        count(step.prompt_tokens),
+        *(prompt if step.is_computed else ("–",) * len(prompt)),
+        *(output if step.turns else ("–",) * len(output)),
+    )
+    cells = [element("td", text, class_="number") for text in texts]
     finish = ", ".join(dict.fromkeys(turn.finish for turn in step.turns)) or "–"
     return element(
         "tr",

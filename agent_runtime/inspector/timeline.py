@@ -10,6 +10,9 @@ from agent_runtime.inspector.html import Html, element
 HEIGHT = 150
 _MARKS_HEIGHT = 16
 _WIDTH = 1080
+_HALF_WIDTH = 480
+_MOST_IN_HALF = 40
+"""Columns that two charts beside each other have room for."""
 _WIDEST, _NARROWEST = 44, 4
 
 _GLYPHS = {"window": "◆", "repaired": "●", "lost": "▲", "moved": "▼", "cut": "✂", "open": "○"}
@@ -66,11 +69,22 @@ def figures(step: StepFacts, marks: Sequence[Mark] = ()) -> str:
     return " · ".join([*parts, *(mark.text for mark in marks)])
 
 
-def chart(bars: Sequence[Bar], layers: Sequence[Layer], link: str, label: str) -> Html:
+def charts(bars: Sequence[Bar], link: str) -> Html:
+    """All tokens of each step, and those computed; beside each other where there is room."""
+    fits = len(bars) <= _MOST_IN_HALF
+    width = _HALF_WIDTH if fits else _WIDTH
+    drawn = [
+        element("section", element("h2", title), _chart(bars, layers, link, f"Tokens of each step: {title}", width))
+        for title, layers in (("Prompt and output", ALL), ("Computed only", COMPUTED))
+    ]
+    return element("div", drawn, class_="charts pair" if fits else "charts")
+
+
+def _chart(bars: Sequence[Bar], layers: Sequence[Layer], link: str, label: str, most_width: int) -> Html:
     """One column per step. ``link`` is the address of a step but for its number."""
     highest = max((sum(getattr(bar.step, layer.tokens) for layer in layers) for bar in bars), default=0)
     scale = _round_up(highest)
-    column = max(_NARROWEST, min(_WIDEST, _WIDTH // max(1, len(bars))))
+    column = max(_NARROWEST, min(_WIDEST, most_width // max(1, len(bars))))
     width = max(column * len(bars), 64)
     drawn = [_column(bar, layers, index * column, column, scale, link) for index, bar in enumerate(bars)]
     total = HEIGHT + _MARKS_HEIGHT + 2

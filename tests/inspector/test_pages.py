@@ -33,7 +33,7 @@ from tests.upstream.conftest import scripted
 ELEMENTS = frozenset((
     "html", "head", "meta", "title", "link", "script", "body", "a", "header", "strong", "nav", "span", "ol", "ul", "li",
     "b", "i", "main", "footer", "h1", "h2", "h3", "p", "dl", "dt", "dd", "div", "table", "caption", "thead", "tbody",
-    "tr", "th", "td", "time", "svg", "rect", "path", "line", "text", "details", "summary", "pre",
+    "tr", "th", "td", "time", "section", "svg", "rect", "path", "line", "text", "details", "summary", "pre",
 ))  # fmt: skip
 
 
