@@ -26,6 +26,7 @@ from agent_runtime.gateway.cache_routes import CacheRoutes
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, internal_error
 from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
+from agent_runtime.gateway.inspection import inspector
 from agent_runtime.gateway.job import Asked, Gateway, keep_up, prepare
 from agent_runtime.gateway.keys import ApiKeys
 from agent_runtime.gateway.limits import Limits
@@ -133,7 +134,7 @@ def create_app(
     """
     images = ImageInput(settings)
     owners = frozenset((NO_OWNER,)) if keys is None else keys.owners
-    record = Record(settings, HistoryGuard if foreign is None else foreign.make_guard, owners)
+    record = Record(settings, HistoryGuard if foreign is None else foreign.make_guard, owners, tokenizer)
     encoded = EncodeCache(settings.encoded_tokens)
     cache = CacheLink(engine)
     drain, instruments = Drain(), make_instruments()
@@ -167,6 +168,7 @@ def create_app(
         *text_routes.routes(),
         *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
         *limits.routes(),
+        *inspector(gateway),
     ]
     if settings.metrics:
         scrape = ScrapeRoute(instruments, record, cache, drain)

@@ -15,7 +15,7 @@ from agent_runtime.errors import EngineError
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.cache_fields import SECONDS_OF_A_DAY, Session
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError, from_engine
-from agent_runtime.gateway.job import Asked, Gateway, history_ids
+from agent_runtime.gateway.job import Asked, Gateway, history_ids, scope_of
 from agent_runtime.gateway.owner import owner_of
 from k3_sglang.chat.request import PROMPT_FIELDS
 
@@ -99,6 +99,7 @@ class CacheRoutes:
         """POST /v1/k3/cache/abandon: what a session has behind a position is unlikely to be asked again."""
         asked = _validated(_Abandon, await self._body(request))
         session = _session(asked.session, owner_of(request))
+        self._gateway.record.abandoned(scope_of(session, session.owner), asked.start)
         ranks = await self._ask("abandon", {"session": session.engine_name, "from": asked.start})
         if self._gateway.instruments is not None:
             self._gateway.instruments.compressions.inc()

@@ -20,12 +20,17 @@ from agent_runtime.guard.history import Scope
 from agent_runtime.guard.prompt import HistoryGuard, ReplayedPrompt
 from agent_runtime.guard.repair import Mode
 from agent_runtime.guard.stability import Tips
+from agent_runtime.inspector.facts import TurnFacts
+from agent_runtime.inspector.log import StepLog
+from agent_runtime.inspector.reading import came_back, new_step, stored_step, turn_facts
+from agent_runtime.inspector.structure import call_tokens
 from agent_runtime.ledger.following import Follower
 from agent_runtime.ledger.records import StepRecord, TurnRecord
 from agent_runtime.ledger.store import Ledger
 from agent_runtime.ledger.turns import TurnIndex
 from agent_runtime.ledger.writer import LedgerWriter
 from agent_runtime.ledger.writers import numbers
+from k3_sglang.chat.tokenizer import K3Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +60,12 @@ class Record:
         settings: GatewaySettings,
         make_guard: Callable[[TurnIndex, Mode], HistoryGuard] = HistoryGuard,
         owners: Collection[str] = (NO_OWNER,),
+        tokenizer: K3Tokenizer | None = None,
     ) -> None:
+        self._tokenizer = tokenizer
+        is_one = NO_OWNER in owners  # with keys, nobody may see the sessions of all
+        self.log = StepLog(settings.inspector_steps) if settings.inspects and is_one else None
+        """The latest steps for the inspector; None when there is none."""
         tokens, turns = (max(1, bound // len(owners)) for bound in (settings.recorded_tokens, settings.recorded_turns))
         # What these remember is found by content and by number of turn, so it is no way from one owner to another.
         prints, tips = Fingerprints(), Tips()
@@ -83,6 +93,9 @@ class Record:
                     guard.index.mark_forgotten(keys)
                 for turn in ledger.known_turns(turns, owner):
                     guard.index.add(turn)
+            if self.log is not None:
+                for outline in ledger.latest_steps(settings.inspector_steps):
+                    self.log.add(stored_step(outline))
             last, writer = ledger.last_number(), ledger.writer
             self._writer = LedgerWriter(ledger, self._forget_sessions)
         self._numbers = numbers(writer, last)
@@ -113,6 +126,8 @@ class Record:
     def _forget_sessions(self, sessions: Collection[int]) -> None:
         for guard in self._guards.values():
             guard.index.forget_sessions(sessions)
+        if self.log is not None:
+            self.log.forget_sessions(sessions)
 
     def step(
         self,
@@ -131,6 +146,9 @@ class Record:
             session = _session_of(place.scope)
         else:
             session = place.parent.session if place.parent is not None else number
+        now_ms = _now_ms()
+        if self.log is not None:
+            self.log.add(new_step(number, session, replayed, form, now_ms))
         if self._writer is not None:
             facts: dict[str, Any] = {"replay": replayed.replay.facts(), "engine": list(engine)}
             if form != "chat":
@@ -140,13 +158,15 @@ class Record:
                 facts["upstream"] = upstream
             if replayed.images:
                 facts["images"] = len(replayed.images)
+            if (back := came_back(replayed)) is not None:
+                facts["came_back"] = back
             self._writer.submit(
                 StepRecord(
                     id=number,
                     session=session,
                     name=place.scope.name,
                     parent=place.parent.id if place.parent is not None else None,
-                    created_ms=_now_ms(),
+                    created_ms=now_ms,
                     body=body,
                     ids=replayed.prompt.ids,
                     prompt_tokens=replayed.prompt_tokens,
@@ -178,15 +198,22 @@ class Record:
             whole=delivered.ids is not None,
             signature=signature,
         )
+        now_ms = _now_ms()
+        known = self._facts_of(turn.id, choice, now_ms, delivered, usage)
+        if self.log is not None:
+            self.log.turn(at.step, known)
         if self._writer is None:
             return
-        facts = {
+        facts: dict[str, Any] = {
             "finish": delivered.finish_reason,
             "usage": usage_object([usage]),
             "warnings": list(delivered.warnings),
             "signature": signature,
+            "call_tokens": known.call_tokens,
         }
-        record = TurnRecord(turn, at.step, choice, _now_ms(), delivered.output_ids, facts)
+        if known.limit is not None:
+            facts["why_not_more"] = known.limit
+        record = TurnRecord(turn, at.step, choice, now_ms, delivered.output_ids, facts)
         stored = asyncio.wrap_future(self._writer.submit(record))
         await asyncio.wait([stored])
         stored.exception()  # logged by the writer; the answer goes out all the same
@@ -203,12 +230,43 @@ class Record:
         """Whether the ledger could not be written when that was last tried."""
         return self._writer is not None and self._writer.failing
 
+    def abandoned(self, scope: Scope, start: int) -> None:
+        """The client of a named session will not go on behind token ``start``."""
+        if self.log is not None:
+            self.log.abandoned(_session_of(scope), start)
+
+    def began(self, at: StepNumber, cached_tokens: int) -> None:
+        """The first token of a step has come."""
+        if self.log is not None:
+            self.log.began(at.step, _now_ms(), cached_tokens)
+
+    def ended(self, at: StepNumber) -> None:
+        """Nothing more comes of a step, whatever became of it."""
+        if self.log is not None:
+            self.log.ended(at.step, _now_ms())
+
     def close(self) -> None:
         """Write what waits."""
         if self._follower is not None:
             self._follower.close()
         if self._writer is not None:
             self._writer.close()
+
+    def _facts_of(self, number: int, choice: int, now_ms: int, delivered: Delivered, usage: Usage) -> TurnFacts:
+        has_calls = bool(delivered.message.tool_calls or delivered.incomplete_calls)
+        return turn_facts(
+            number,
+            choice,
+            now_ms,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            think_tokens=usage.reasoning_tokens,
+            call_tokens=call_tokens(delivered.output_ids, self._tokenizer) if self._tokenizer and has_calls else 0,
+            finish=delivered.finish_reason,
+            warnings=delivered.warnings,
+            limit=usage.cache.get("why_not_more"),
+        )
 
 
 def _session_of(scope: Scope) -> int:

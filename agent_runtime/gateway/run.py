@@ -22,9 +22,12 @@ logger = logging.getLogger(__name__)
 
 async def run_choices(gateway: Gateway, job: Job, out: MemoryObjectSendStream[Item]) -> None:
     """Run all choices at once, waiting whenever ``out`` is full; closes ``out``. Cancel it to abort them."""
-    async with out, anyio.create_task_group() as tasks:
-        for index in range(job.n):
-            tasks.start_soon(_run_choice, gateway, job, index, out)
+    try:
+        async with out, anyio.create_task_group() as tasks:
+            for index in range(job.n):
+                tasks.start_soon(_run_choice, gateway, job, index, out)
+    finally:
+        gateway.record.ended(job.step)
 
 
 async def _run_choice(gateway: Gateway, job: Job, index: int, out: MemoryObjectSendStream[Item]) -> None:
@@ -32,6 +35,8 @@ async def _run_choice(gateway: Gateway, job: Job, index: int, out: MemoryObjectS
         made = _items if gateway.foreign is None else gateway.foreign.items
         async with aclosing(made(gateway, job, index)) as items:
             async for item in items:
+                if isinstance(item, Began):
+                    gateway.record.began(job.step, item.cached_tokens)
                 await out.send(item)
     except ApiError as error:
         logger.warning("completion %s choice %d: %s", job.facts.token, index, error)

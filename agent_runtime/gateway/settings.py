@@ -18,6 +18,16 @@ Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is that of this machine to itself."""
+    if host.casefold().rstrip(".") == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 class GatewaySettings(BaseModel):
     """Settings of one gateway process; the file of ``python -m agent_runtime.gateway`` is this as JSON."""
 
@@ -95,6 +105,14 @@ class GatewaySettings(BaseModel):
     log_format: Literal["text", "json"] = "text"
     """How log lines are written: for people, or one JSON object a line."""
 
+    inspector: Literal["auto", "on", "off"] = "auto"
+    """Serve the web page below ``/inspector``; auto: when ``host`` is a loopback address and there are no keys. Whoever
+    reaches it sees every session, so there is none where sessions belong to keys."""
+    inspector_content: bool = True
+    """It shows prompts and answers too, not only counts, times and verdicts."""
+    inspector_steps: Count = 10_000
+    """Latest requests it knows of, about 1 KB each; content is not kept for it."""
+
     max_body_bytes: Count = 64 * MIB
     keep_alive_s: Seconds = 15.0
     """Silence on a stream after which a comment line is sent, so that no proxy or client gives up on it."""
@@ -168,7 +186,7 @@ class GatewaySettings(BaseModel):
     def _others_need_keys(self) -> "GatewaySettings":
         if self.api_keys_file is not None and self.api_keys_env is not None:
             raise ValueError("api_keys_file and api_keys_env are both set; keep one")
-        has_keys = self.api_keys_file is not None or self.api_keys_env is not None
+        has_keys = self.has_keys
         if has_keys and self.allow_no_keys:
             raise ValueError("allow_no_keys is true and there are API keys; keep one")
         if not (has_keys or self.allow_no_keys or is_loopback(self.host)):
@@ -176,7 +194,22 @@ class GatewaySettings(BaseModel):
                 f"host is {self.host!r}, where others can reach the gateway, and there are no API keys; set "
                 "api_keys_file or api_keys_env, or listen on 127.0.0.1, or set allow_no_keys to true"
             )
+        if has_keys and self.inspector == "on":
+            raise ValueError(
+                "inspector is 'on' and there are API keys: it shows every session, whosever it is; leave it at auto, "
+                "or serve it by a gateway without keys on 127.0.0.1"
+            )
         return self
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether requests need a key."""
+        return self.api_keys_file is not None or self.api_keys_env is not None
+
+    @property
+    def inspects(self) -> bool:
+        """Whether the inspector is served."""
+        return self.inspector == "on" or (self.inspector == "auto" and is_loopback(self.host) and not self.has_keys)
 
     @classmethod
     def from_file(cls, path: Path) -> "GatewaySettings":
@@ -194,16 +227,6 @@ class GatewaySettings(BaseModel):
             unknown = any(item["type"] == "extra_forbidden" for item in error.errors())
             allowed = f". Keys: {', '.join(cls.model_fields)}" if unknown else ""
             raise SettingsError(f"settings file {path}: {problems}{allowed}") from error
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only programs on this machine can reach an address to listen on."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:  # a name: whoever it leads to
-        return False
 
 
 def _problem(error: ErrorDetails) -> str:

@@ -63,6 +63,11 @@ class Tips:
                 self._tips.move_to_end(turn)
             return self._tips.get(turn)
 
+    def peek(self, turn: int) -> Tip | None:
+        """The same without counting as a use."""
+        with self._lock:
+            return self._tips.get(turn)
+
 
 def extension(tip: Tip, request: ChatRequest, indices: Sequence[int], parts: Sequence[EncodedPart]) -> Extension:
     """Compare a prompt with the one it goes on from. ``indices`` are the places at which its messages were received."""

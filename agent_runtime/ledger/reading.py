@@ -178,6 +178,12 @@ class LedgerReader:
         for row in self._db.execute(f"{self._turns}{where}ORDER BY turns.id", values).fetchall():
             yield _turn_record(row)
 
+    def turns_of(self, step: int) -> list[TurnRecord]:
+        """The turns of one step."""
+        return [
+            _turn_record(row) for row in self._db.execute(f"{self._turns}WHERE turns.step = ? ORDER BY choice", (step,))
+        ]
+
     def body(self, step: int) -> bytes:
         """The request's body, byte for byte as it was received. Raises LedgerError when it cannot be restored."""
         return self._checked(step, 0, "body_digest")
@@ -206,6 +212,37 @@ class LedgerReader:
         if row is None or digest(value) != row[0]:
             raise LedgerError(f"step {step} of ledger {self.path} is damaged: its {column} does not fit")
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutline:
+    """A step without body, ids and messages: the name of its session and, per turn, number, choice, end and facts."""
+
+    step: StoredStep
+    name: str
+    turns: Sequence[tuple[int, int, int, Mapping[str, Any]]]
+
+
+def latest_steps(db: sqlite3.Connection, max_steps: int) -> list[StepOutline]:
+    """The latest steps, oldest first."""
+    rows = db.execute(
+        "SELECT steps.id, session, parent, steps.created_ms, prompt_tokens, facts, name FROM steps "
+        "JOIN sessions ON sessions.id = session ORDER BY steps.id DESC LIMIT ?",
+        (max_steps,),
+    ).fetchall()
+    if not rows:
+        return []
+    turns: dict[int, list[tuple[int, int, int, Mapping[str, Any]]]] = {}
+    first = rows[-1][0]
+    for step, *turn, facts in db.execute(
+        "SELECT step, id, choice, created_ms, facts FROM turns WHERE step >= ? ORDER BY step, choice", (first,)
+    ):
+        turns.setdefault(step, []).append((*turn, json.loads(facts)))
+    outlines: list[StepOutline] = []
+    for number, session, parent, created_ms, prompt_tokens, facts, name in reversed(rows):
+        step = StoredStep(number, session, parent, created_ms, prompt_tokens, json.loads(facts))
+        outlines.append(StepOutline(step, name, turns.get(number, ())))
+    return outlines
 
 
 def known_turns(db: sqlite3.Connection, max_turns: int, owner: str) -> list[KnownTurn]:

@@ -12,7 +12,7 @@ from typing import Self
 
 from agent_runtime.errors import LedgerError
 from agent_runtime.ledger.deltas import delta, packed
-from agent_runtime.ledger.reading import StepValues, digest, known_turns
+from agent_runtime.ledger.reading import StepOutline, StepValues, digest, known_turns, latest_steps
 from agent_runtime.ledger.records import StepRecord, TurnRecord, keys_bytes, keys_from, message_bytes
 from agent_runtime.ledger.schema import migrate
 from agent_runtime.ledger.turns import KnownTurn, TurnKeys
@@ -163,6 +163,10 @@ class Ledger:
     def known_turns(self, max_turns: int, owner: str = "") -> list[KnownTurn]:
         """The latest turns of an owner, oldest first, for the index in memory."""
         return known_turns(self._db, max_turns, owner)
+
+    def latest_steps(self, max_steps: int) -> list[StepOutline]:
+        """The latest steps without their content, oldest first."""
+        return latest_steps(self._db, max_steps)
 
     def older_keys(self, turns: int, owner: str = "") -> Iterator[TurnKeys]:
         """Places of all but the latest turns of an owner."""

@@ -11,7 +11,8 @@ def dump(states: Any) -> dict[str, Any]:
 
     Returns:
         ``nodes`` from the root down (a parent comes before its children), ``slots``, ``stored_slots`` (None when
-        checkpoints lie among ``slots``), ``tick``, ``reuse_interval`` in requests, and ``metrics``.
+        checkpoints lie among ``slots``), ``tick``, ``reuse_interval`` in requests, ``checkpoint_bytes`` of one state
+        and ``kv_token_bytes`` of one token's KV on this rank, and ``metrics``.
     """
     index = states._index()
     root = states.tree_core.root_node
@@ -40,8 +41,23 @@ def dump(states: Any) -> dict[str, Any]:
         "stored_slots": stored,
         "tick": index.tick,
         "reuse_interval": index.pause,
+        "checkpoint_bytes": _state_bytes(pool) if store is None else int(store.bytes_per_slot),
+        "kv_token_bytes": _kv_token_bytes(states.cache.token_to_kv_pool_allocator.get_kvcache()),
         "metrics": states.metrics.as_json(),
     }
+
+
+def _state_bytes(pool: Any) -> int:
+    """Bytes of one slot of the running states: recurrent state and convolution windows of all layers."""
+    held = pool.mamba_pool.mamba_cache
+    return int(held.temporal[:, 0].nbytes + sum(window[:, 0].nbytes for window in held.conv))
+
+
+def _kv_token_bytes(pool: Any) -> float:
+    """Bytes of one token in all attention layers."""
+    sizes = pool.get_kv_size_bytes()
+    total = sum(sizes) if isinstance(sizes, tuple) else sizes
+    return float(total) / (pool.size + pool.page_size)
 
 
 def _checkpoint(index: Any, key: int) -> dict[str, Any] | None:
@@ -53,6 +69,8 @@ def _checkpoint(index: Any, key: int) -> dict[str, Any] | None:
         "gap": checkpoint.gap,
         "score": index.score(checkpoint),
         "age": index.tick - checkpoint.last_use,
+        "hits": checkpoint.hits,
+        "saved_tokens": checkpoint.saved_tokens,
         "session": checkpoint.session,
         "locked": checkpoint.locked,
         "declared": checkpoint.declared,

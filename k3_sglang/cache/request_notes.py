@@ -152,7 +152,11 @@ class RequestsComponent(IndexedComponent):
         found = notes.found or Found(prompt_len, 0, 0, Limit.ASKED, None, None)
         if found.tip_age is not None:
             index.observe_reuse(found.tip_age)
-        metrics.reused += found.checkpoint is not None and found.cached_tokens > 0
+        if found.checkpoint is not None and found.cached_tokens > 0:
+            metrics.reused += 1
+            reused = index.get(found.checkpoint)
+            if reused is not None:  # a later match of the same request may have let it go
+                reused.count_hit()
         metrics.prompt_tokens += prompt_len
         metrics.cached_tokens += found.cached_tokens
         metrics.no_state_tokens += found.with_kv_tokens - found.cached_tokens

@@ -252,6 +252,8 @@ def _gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "ledger_shared": resolved.settings.ledger_shared == "on",
         "cache_hints": resolved.settings.cache_hints == "on",
         "cache_routes": resolved.settings.cache_routes == "on",
+        "inspector": resolved.settings.inspector,
+        "inspector_content": resolved.settings.inspector_content == "on",
         "constrained_by_default": resolved.constrain,
         "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
         "shutdown_grace_s": resolved.settings.stop_grace_s,

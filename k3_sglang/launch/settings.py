@@ -81,6 +81,10 @@ class LaunchSettings(BaseModel):
     cache_routes: Literal["on", "off"] = Field(
         "on", description="the gateway serves the routes that show and steer the cache, to whoever reaches it"
     )
+    inspector: Literal["auto", "on", "off"] = Field(
+        "auto", description="the gateway's web page of sessions, prompts and checkpoints; auto: on a loopback host only"
+    )
+    inspector_content: Literal["on", "off"] = Field("on", description="it shows prompts and answers too")
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="always decode under a turn grammar; auto: only for untrained weights"
     )

@@ -168,6 +168,16 @@ def test_a_removed_checkpoint_leaves_its_tokens_to_those_below() -> None:
     assert third.gap == 300
 
 
+def test_a_hit_saves_what_lies_behind_the_next_shallower_checkpoint_at_that_time() -> None:
+    index = CheckpointIndex()
+    index.add(1, 100, None)
+    deep = index.add(2, 250, 1)
+    deep.count_hit()
+    index.remove(1)
+    deep.count_hit()
+    assert (deep.hits, deep.saved_tokens) == (2, 150 + 250)
+
+
 def test_a_checkpoint_between_two_others_takes_over_the_ones_below_it() -> None:
     index = CheckpointIndex()
     first, deep = chain(index, 0, [100, 500])

@@ -42,6 +42,20 @@ def test_counters_and_the_tree_can_be_read_from_outside(k3: Engine, mode: Mode) 
     assert k3.http.get("/k3/cache/dump?nodes=3").status_code == httpx.codes.BAD_REQUEST
 
 
+def test_a_checkpoint_knows_how_often_it_was_used_and_what_that_saved(k3: Engine, mode: Mode) -> None:
+    ids = prompt(130, seed=45)
+    answer = k3.generate(ids, 64)
+    for seed in (5, 6):
+        k3.generate([*ids, *answer.ids, *prompt(11, seed=seed)], 2)
+    (tree,) = k3.cache("dump")
+    assert tree["checkpoint_bytes"] > 0
+    assert tree["kv_token_bytes"] > 0
+    used = {node["end"]: node["checkpoint"] for node in tree["nodes"] if node["checkpoint"] and node["start"] < 194}
+    prompt_end, turn_end = mode.floor(130), mode.turn_end(130, 64)
+    assert (used[prompt_end]["hits"], used[prompt_end]["saved_tokens"]) == (0, 0)
+    assert (used[turn_end]["hits"], used[turn_end]["saved_tokens"]) == (2, 2 * (turn_end - prompt_end))
+
+
 @pytest.mark.parametrize(
     ("prompt_len", "new_tokens"), [(1, 2), (37, 1), (127, 1), (128, 1), (100, 50), (64, 64), (63, 2), (1500, 7)]
 )

@@ -50,6 +50,8 @@ class StubEngine:
     """What its cache was told: command and body, None for a GET."""
     cache_metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     """Counters of that cache."""
+    dump: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What its cache shows of its tree."""
     refusal: str | None = None
     """What every command of the cache is refused with."""
     running: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
@@ -85,7 +87,7 @@ class StubEngine:
         self.commands.append((name, await request.json() if request.method == "POST" else None))
         if self.refusal is not None:
             return JSONResponse({"error": {"message": self.refusal}}, status_code=400)
-        told = {"metrics": self.cache_metrics} if name == "metrics" else {}
+        told = {"metrics": self.cache_metrics} if name == "metrics" else self.dump if name == "dump" else {}
         return JSONResponse({"ranks": [{"dp_rank": 0, "tp_rank": 0, **told}]})
 
     async def _abort(self, request: Request) -> Response:
