@@ -43,7 +43,7 @@ class Access:
                 headers = Headers(scope=scope)
                 owner = self._owner(self._keys, headers)
                 if owner is None:
-                    logger.warning("%s %s was asked without a valid key", scope["method"], scope["path"])
+                    logger.warning("%s %.200r was asked without a valid key", scope["method"], scope["path"])
                     await in_shape(scope, _refusal(headers))(scope, receive, send)
                     return
                 scope[OWNER] = owner

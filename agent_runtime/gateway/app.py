@@ -30,6 +30,7 @@ from agent_runtime.gateway.inspection import inspector
 from agent_runtime.gateway.job import Asked, Gateway, keep_up, prepare
 from agent_runtime.gateway.keys import ApiKeys
 from agent_runtime.gateway.limits import Limits
+from agent_runtime.gateway.openapi.document import document
 from agent_runtime.gateway.operations.drain import Drain
 from agent_runtime.gateway.operations.instruments import make_instruments
 from agent_runtime.gateway.operations.scrape import ScrapeRoute
@@ -101,6 +102,10 @@ class _Endpoints:
         known = {"known_turns": len(guard.index), "known_tokens": guard.index.tokens}
         return JSONResponse({**guard.counters.snapshot(), **known})
 
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json: all of this, for programs."""
+        return JSONResponse(document())
+
     async def health(self, request: Request) -> Response:
         """GET /health: whether the engine answers; with ``?deep=1`` whether it generates."""
         deep = request.query_params.get("deep", "0") not in ("0", "false", "")
@@ -162,6 +167,7 @@ def create_app(
         Route("/v1/models", endpoints.models, methods=["GET"]),
         Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
         Route("/v1/k3/replay", endpoints.replay, methods=["GET"]),
+        Route("/openapi.json", endpoints.openapi, methods=["GET"]),
         Route("/health", endpoints.health, methods=["GET"]),
         Route("/ready", endpoints.ready, methods=["GET"]),
         *responses.routes(),

@@ -23,20 +23,26 @@ Seconds = Annotated[float, Field(ge=0, le=SECONDS_OF_A_DAY)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
-class _Release(BaseModel):
+class Release(BaseModel):
+    """Body of ``POST /v1/k3/cache/release``."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     session: str
 
 
-class _Abandon(BaseModel):
+class Abandon(BaseModel):
+    """Body of ``POST /v1/k3/cache/abandon``."""
+
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
     session: str
     start: Annotated[int, Field(ge=0, lt=2**53, alias="from")] = 0
 
 
-class _Pin(BaseModel):
+class Pin(BaseModel):
+    """Body of ``POST /v1/k3/cache/pin``."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
     seconds: Seconds
@@ -89,7 +95,7 @@ class CacheRoutes:
 
     async def release(self, request: Request) -> dict[str, Any]:
         """POST /v1/k3/cache/release: nothing of a session will be asked again."""
-        return await self._release(_validated(_Release, await self._body(request)).session, owner_of(request))
+        return await self._release(_validated(Release, await self._body(request)).session, owner_of(request))
 
     async def end_session(self, request: Request) -> dict[str, Any]:
         """DELETE /v1/k3/sessions/{id}: the same."""
@@ -97,7 +103,7 @@ class CacheRoutes:
 
     async def abandon(self, request: Request) -> dict[str, Any]:
         """POST /v1/k3/cache/abandon: what a session has behind a position is unlikely to be asked again."""
-        asked = _validated(_Abandon, await self._body(request))
+        asked = _validated(Abandon, await self._body(request))
         session = _session(asked.session, owner_of(request))
         self._gateway.record.abandoned(scope_of(session, session.owner), asked.start)
         ranks = await self._ask("abandon", {"session": session.engine_name, "from": asked.start})
@@ -109,7 +115,7 @@ class CacheRoutes:
         """POST /v1/k3/cache/pin: keep the deepest checkpoint of a beginning for some seconds; 0 ends the pin."""
         body = await self._body(request)
         chat = {key: body.pop(key) for key in PROMPT_FIELDS if key in body}
-        asked = _validated(_Pin, body)
+        asked = _validated(Pin, body)
         if (asked.ids is None) != bool(chat):
             raise ApiError(
                 400,

@@ -46,7 +46,7 @@ _REFUSED = {
 }
 
 
-class _CompletionOptions(ChatOptions):
+class CompletionOptions(ChatOptions):
     """Fields beside the prompt; those of chat completions mean the same."""
 
     stream: Literal[False] | None = None  # type: ignore[assignment]
@@ -73,7 +73,7 @@ class Prepared:
 def parse_completion(body: Mapping[str, Any], settings: GatewaySettings, tokenizer: K3Tokenizer) -> Prepared:
     """Check a request. Text never becomes a control token; ids may be any but those of pictures. Raises ApiError."""
     rest = {key: value for key, value in body.items() if key != "prompt"}
-    options = validated(_CompletionOptions, rest, refused=_REFUSED, elsewhere=("prompt",))
+    options = validated(CompletionOptions, rest, refused=_REFUSED, elsewhere=("prompt",))
     ids = _prompt_ids(body.get("prompt"), tokenizer)
     if options.max_tokens is None:
         options = options.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})

@@ -70,7 +70,10 @@ def inspector_routes(inspected: Inspected) -> list[Route]:
         f"{PREFIX}/static/{{name}}": handlers.static,
         f"{PREFIX}/{{rest:path}}": handlers.nothing,
     }
-    return [Route(path, handlers.guarded(handler), methods=["GET"]) for path, handler in pages.items()]
+    return [
+        Route(path, handlers.guarded(handler), methods=["GET"], include_in_schema=False)  # pages for people
+        for path, handler in pages.items()
+    ]
 
 
 class _Pages:

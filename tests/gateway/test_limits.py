@@ -282,6 +282,7 @@ async def test_too_many_headers_are_a_431(ann: httpx.AsyncClient) -> None:
         (b"GET /" + b"p" * 70_000, 431, "headers_too_large"),
         (b"HELLO\r\n\r\n", 400, "http_error"),
         (b"GET / HTTP/1.1\r\n\r\n", 400, "http_error"),
+        (b"POST /v1/tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nno size\r\n", 400, "http_error"),
     ],
 )
 async def test_a_head_that_cannot_be_read_ends_the_connection_with_json(

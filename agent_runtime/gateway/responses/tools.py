@@ -58,7 +58,9 @@ def chat_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
         refuse_unknown(value, _CHOICE_KEYS, "tool_choice", "a named tool_choice")
         return {"type": "function", "function": {"name": value.get("name")}}
     if kind == "allowed_tools":
-        return _allowed(value, [tool["function"].get("name") for tool in tools])
+        names = [tool["function"].get("name") for tool in tools]
+        # A name that is no text is refused where the tools are read.
+        return _allowed(value, [name for name in names if isinstance(name, str)])
     refuse(
         "tool_choice.type",
         "invalid_tool_choice",
@@ -67,7 +69,7 @@ def chat_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> Any:
     )
 
 
-def _allowed(value: dict[str, Any], declared: Sequence[Any]) -> Any:
+def _allowed(value: dict[str, Any], declared: Sequence[str]) -> Any:
     """A choice among some tools: none, all or one of them can be said to K3; a part of them cannot."""
     refuse_unknown(value, _ALLOWED_KEYS, "tool_choice", "allowed_tools")
     mode = value.get("mode")

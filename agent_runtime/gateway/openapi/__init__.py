@@ -1,0 +1,1 @@
+"""The gateway's interface as an OpenAPI document."""
