@@ -31,7 +31,7 @@ ENTRY_POINTS = {"sglang.srt.plugins": "k3_sglang", "sglang.srt.platforms": "k3_s
 SAFETENSORS_FORMATS = ("auto", "safetensors")
 """Values of SGLang's ``load-format`` with which the weights are the checkpoint's safetensors files."""
 
-GATEWAY_CHECK_S = 60
+GATEWAY_CHECK_S = 120
 """Most seconds the gateway may take to look at its settings."""
 
 REINSTALL = "install this package again (`pip install -e .` in the clone, or `make venv`)"
@@ -92,7 +92,10 @@ def check_gateway(settings: Mapping[str, Any]) -> list[str]:
         file = Path(folder) / "gateway.json"
         file.write_text(json.dumps(settings), encoding="utf-8")
         command = [sys.executable, "-m", "agent_runtime.gateway", "--settings", str(file), "--check"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GATEWAY_CHECK_S)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=GATEWAY_CHECK_S)
+        except subprocess.TimeoutExpired:
+            return [f"the gateway did not say within {GATEWAY_CHECK_S} s whether it can use its settings; try again"]
         if done.returncode == 0:
             return []
         said = done.stderr.strip() or f"it ended with {done.returncode} and said nothing"
