@@ -74,7 +74,7 @@ class Session:
 
     def _body(self, max_tokens: int) -> dict[str, Any]:
         # The name stands in the body too, since routers do not pass the header on.
-        fixed = {"model": "tiny", "max_tokens": max_tokens, "temperature": 0}
+        fixed = {"model": "tiny", "max_tokens": max_tokens}
         return {**fixed, "messages": self.messages, "prompt_cache_key": self.name}
 
     def _headers(self) -> dict[str, str]:
@@ -105,10 +105,16 @@ def talk(url: str, sessions: list[Session], turns: range, max_tokens: int) -> No
 
 @dataclass
 class Found:
-    """What the ledger says of a session: the gateway of each turn in order, and prompts that lost what was before."""
+    """What the ledger says of a session: the gateway of each turn in order, and prompts by what they begin with.
+
+    ``extended`` begin with the prompt before and its output, ``broken`` should and do not; ``after_cut`` follow a turn
+    that its budget ended, which is rendered from its text.
+    """
 
     writers: list[int]
-    broken: int
+    extended: int = 0
+    broken: int = 0
+    after_cut: int = 0
 
 
 def read(ledger: Path) -> dict[str, Found]:
@@ -121,14 +127,19 @@ def read(ledger: Path) -> dict[str, Found]:
         for session in reader.sessions():
             outputs = {record.turn.id: record for record in reader.turns(session.id)}
             prompts = {step.id: reader.prompt_ids(step.id) for step in reader.steps(session.id)}
-            broken = 0
+            seen = Found([writer_of(number) for number in sorted(outputs)])
             for step in reader.steps(session.id):
-                if step.parent is not None:
-                    before = outputs[step.parent]
-                    expected = prompts[before.step] + before.ids
-                    broken += prompts[step.id][: len(expected)] != expected
-            name = session.name.partition(":")[2]
-            found[name] = Found([writer_of(number) for number in sorted(outputs)], broken)
+                if step.parent is None:
+                    continue
+                before = outputs[step.parent]
+                expected = prompts[before.step] + before.ids
+                if before.turn.ids is None:
+                    seen.after_cut += 1
+                elif prompts[step.id][: len(expected)] == expected:
+                    seen.extended += 1
+                else:
+                    seen.broken += 1
+            found[session.name.partition(":")[2]] = seen
     return found
 
 
@@ -148,7 +159,9 @@ def report(sessions: list[Session], found: dict[str, Found], before_kill: int) -
         "turns": sum(len(session.verdicts) for session in sessions),
         "requests by verdict": dict(verdicts),
         "requests with a turn that was not known": lost,
-        "prompts that do not begin with the one before and its output": broken,
+        "prompts that begin with the one before and its output": sum(found[s.name].extended for s in sessions),
+        "prompts that should and do not": broken,
+        "prompts behind a turn that was cut": sum(found[s.name].after_cut for s in sessions),
         "requests sent again": sum(session.sent_again for session in sessions),
         "longest wait of a client": f"{max(session.longest_wait_s for session in sessions):.1f} s",
     }
@@ -185,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--program", required=True, help="haproxy's binary, or the folder of the router's environment")
     parser.add_argument("--sessions", type=int, default=8, help="conversations at the same time (default: 8)")
     parser.add_argument("--turns", type=int, default=3, help="turns before the kill, and as many from it on")
-    parser.add_argument("--max-tokens", type=int, default=32, help="output tokens of a turn (default: 32)")
+    parser.add_argument("--max-tokens", type=int, default=400, help="most output tokens of a turn (default: 400)")
     parser.add_argument("--kill-after-s", type=float, default=1.0, help="seconds into the second half (default: 1)")
     return parser
 
