@@ -20,6 +20,8 @@ class Server:
 
     engine_url: str
     gateway_url: str
+    pid: int = 0
+    """Of the launcher."""
     lines: list[str] = field(default_factory=list)
     """What it has printed so far."""
 
@@ -35,6 +37,15 @@ class Server:
         raise SystemExit(f"the server never said {text!r}; its last lines:\n" + "\n".join(self.lines[-20:]))
 
 
+def free_ports(count: int) -> list[int]:
+    """Different ports of the loopback interface on which nobody listened a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
 @contextlib.contextmanager
 def launched(arguments: Sequence[str]) -> Iterator[Server]:
     """Start ``python -m k3_sglang.launch`` and wait for its ready line.
@@ -42,15 +53,13 @@ def launched(arguments: Sequence[str]) -> Iterator[Server]:
     Raises:
         SystemExit: it ended before.
     """
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        ports = first.getsockname()[1], second.getsockname()[1]
+    ports = free_ports(2)
     command = [sys.executable, "-m", "k3_sglang.launch", *arguments]
     command += ["--engine-port", str(ports[0]), "--port", str(ports[1])]
     server = Server(f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}")
     ready = threading.Event()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    server.pid = process.pid
 
     def read() -> None:
         assert process.stdout is not None

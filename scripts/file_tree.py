@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ROOTS = ("k3_sglang", "agent_runtime", "examples", "benchmarks", "configs", "scripts", "docs")
+ROOTS = ("k3_sglang", "agent_runtime", "examples", "benchmarks", "configs", "deploy", "scripts", "docs")
 """Folders shown file by file; tests are shown folder by folder."""
 BEGIN, END = "<!-- tree: made by scripts/file_tree.py -->\n```\n", "```\n<!-- end of tree -->"
 

@@ -16,12 +16,20 @@ MAX_STOP_CHARS = 256
 MAX_NAMED = 10
 """Faulty fields that one error names: what a client sent must not come back to it without bound."""
 
+_AS_BY_ROUTERS = "a field of SGLang's, taken with the default that its router adds; leave it out"
 REFUSED = {
     "logprobs": "log probabilities are not delivered: K3's text is spread over channels whose tokens are no text",
     "top_logprobs": "log probabilities are not delivered",
     "store": "completions are not stored; send false or leave it out",
     "service_tier": 'there is one tier; send "auto", "default" or leave it out',
     "modalities": 'the model answers in text only; send ["text"] or leave it out',
+    "no_stop_trim": _AS_BY_ROUTERS,
+    "ignore_eos": _AS_BY_ROUTERS,
+    "continue_final_message": _AS_BY_ROUTERS,
+    "skip_special_tokens": _AS_BY_ROUTERS,
+    "separate_reasoning": _AS_BY_ROUTERS,
+    "stream_reasoning": _AS_BY_ROUTERS,
+    "return_hidden_states": _AS_BY_ROUTERS,
     "functions": "the predecessor of tools is not supported; use tools",
     "function_call": "the predecessor of tool_choice is not supported; use tool_choice",
 }
@@ -90,6 +98,15 @@ class ChatOptions(Names):
     modalities: list[Literal["text"]] | None = None
 
     safety_identifier: str | None = None
+
+    # SGLang's router writes its own fields with their defaults into every request that it passes on.
+    no_stop_trim: Literal[False] | None = None
+    ignore_eos: Literal[False] | None = None
+    continue_final_message: Literal[False] | None = None
+    skip_special_tokens: Literal[True] | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
+    return_hidden_states: Literal[False] | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "ChatOptions":

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from k3_sglang.launch import command, console, preflight, report
+from k3_sglang.launch.notify import READY, tell_systemd
 from k3_sglang.launch.processes import adopt_orphans
 from k3_sglang.launch.readiness import EngineFacts
 from k3_sglang.launch.resolve import Resolved, resolve
@@ -81,6 +82,7 @@ def serve(resolved: Resolved, folder: Path, output: console.Console) -> int:
 
     def on_ready(facts: EngineFacts, seconds: float) -> None:
         output.table(report.running_rows(resolved, facts))
+        tell_systemd(READY)
         output.ready(
             f"{resolved.gateway_url}/v1 model={resolved.served_name} device={resolved.device} in {seconds:.1f} s"
         )

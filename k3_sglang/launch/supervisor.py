@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from k3_sglang.announce import read_announcements
 from k3_sglang.launch.console import Console
+from k3_sglang.launch.notify import STOPPING, tell_systemd
 from k3_sglang.launch.processes import Child, is_running, wait_for_exit
 from k3_sglang.launch.readiness import (
     EngineFacts,
@@ -116,6 +117,7 @@ class Supervisor:
                 ready = True
                 await self._while_alive(asyncio.Event().wait(), timeout_s=None)
             except Interrupted:
+                tell_systemd(STOPPING)
                 self._console.progress("stopping (interrupt again to kill at once)")
             except (ServerFailed, NotReady, OSError) as error:
                 self._console.error(str(error))

@@ -150,3 +150,11 @@ async def test_a_control_token_without_a_place_ends_the_generation(
     assert choice["message"]["content"] == "Hi"
     assert choice["finish_reason"] == "stop"
     assert stub.aborts == [stub.requests[0]["rid"]]
+
+
+async def test_what_sglangs_router_adds_is_taken_with_its_defaults_only(gateway: Running) -> None:
+    off = {"no_stop_trim": False, "ignore_eos": False, "continue_final_message": False, "return_hidden_states": False}
+    on = {"skip_special_tokens": True, "separate_reasoning": True, "stream_reasoning": True}
+    await gateway.ask({**chat(logprobs=False), **off, **on})
+    refused = await gateway.ask(chat(ignore_eos=True), status=400)
+    assert refused["error"]["param"] == "ignore_eos" and "leave it out" in refused["error"]["message"]

@@ -402,3 +402,11 @@ async def test_background_responses_have_a_limit(client: Client, stub: StubEngin
     await client.post(f"/{begun[0]['id']}/cancel")
     await stub.until(lambda engine: len(engine.running) == MAX_RUNNING - 1)
     # The others are aborted when the gateway stops; the engine's own fixture would wait for them else.
+
+
+async def test_what_sglangs_router_adds_is_taken(gateway: Running) -> None:
+    added = {"store": True, "temperature": 1.0, "priority": 0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    answer = await gateway.client.post("/v1/responses", json={"model": MODEL, "input": "Hi", "stream": None, **added})
+    assert answer.status_code == 200, answer.text
+    refused = await gateway.client.post("/v1/responses", json={"model": MODEL, "input": "Hi", "priority": 1})
+    assert refused.status_code == 400 and "one queue" in refused.json()["error"]["message"]

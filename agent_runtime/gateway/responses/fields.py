@@ -27,6 +27,7 @@ REFUSED = {
     "top_logprobs": "log probabilities are not delivered",
     "prompt_cache_retention": 'prompts are kept in memory; for a time of your own see k3.cache. Send "in_memory"',
     "stream_options": "the only option is include_obfuscation, false: events are not padded",
+    "priority": "there is one queue; SGLang's router adds 0, which is taken",
     "include": "nothing else of this list exists here",
 }
 """Why a known field is refused, or allows only its neutral value."""
@@ -59,6 +60,7 @@ class ResponseFields(BaseModel):
     prompt: None = None
     context_management: None = None
     max_tool_calls: None = None
+    priority: Literal[0] | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> "ResponseFields":
