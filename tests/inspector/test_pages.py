@@ -231,12 +231,13 @@ async def test_a_session_of_ten_thousand_steps_is_shown_page_by_page(gateway: Ru
     for step in filled(10_000).session(1).steps:  # type: ignore[union-attr]
         log.add(step)
     last = await page(gateway, "/inspector/sessions/1")
-    assert "page 100 of 100, 10,000 steps" in last
+    assert "the latest 100 of 10,000 steps" in last
     assert re.findall(r'class="bar" href="/inspector/steps/(\d+)"', last)[:100] == [str(n) for n in range(9901, 10001)]
     first = await page(gateway, "/inspector/sessions/1?page=1")
     assert first.count('class="bar"') == 200
     assert "/inspector/sessions/1?page=2" in first
     assert len(first) < 300_000
+    assert "page 100 of 100, 10,000 steps" in await page(gateway, "/inspector/sessions/1?page=1000")
 
 
 async def test_a_tree_of_five_hundred_nodes_is_folded(caching_stub: StubEngine, gateway: Running) -> None:
