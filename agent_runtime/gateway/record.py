@@ -22,7 +22,7 @@ from agent_runtime.guard.repair import Mode
 from agent_runtime.guard.stability import Tips
 from agent_runtime.inspector.facts import TurnFacts
 from agent_runtime.inspector.log import StepLog
-from agent_runtime.inspector.reading import came_back, new_step, stored_step, turn_facts
+from agent_runtime.inspector.reading import new_step, stored_step, turn_facts
 from agent_runtime.inspector.structure import call_tokens
 from agent_runtime.ledger.following import Follower
 from agent_runtime.ledger.records import StepRecord, TurnRecord
@@ -147,10 +147,11 @@ class Record:
         else:
             session = place.parent.session if place.parent is not None else number
         now_ms = _now_ms()
+        step = new_step(number, session, replayed, form, now_ms)
         if self.log is not None:
-            self.log.add(new_step(number, session, replayed, form, now_ms))
+            self.log.add(step)
         if self._writer is not None:
-            facts: dict[str, Any] = {"replay": replayed.replay.facts(), "engine": list(engine)}
+            facts: dict[str, Any] = {"replay": step.replay, "engine": list(engine)}
             if form != "chat":
                 facts["form"] = form
             facts["is_conversation"] = place.scope.is_conversation
@@ -158,8 +159,10 @@ class Record:
                 facts["upstream"] = upstream
             if replayed.images:
                 facts["images"] = len(replayed.images)
-            if (back := came_back(replayed)) is not None:
-                facts["came_back"] = back
+            if step.came_back is not None:
+                facts["came_back"] = step.came_back
+            if step.abandoned_from is not None:
+                facts["abandoned_from"] = step.abandoned_from
             self._writer.submit(
                 StepRecord(
                     id=number,
@@ -213,6 +216,9 @@ class Record:
         }
         if known.limit is not None:
             facts["why_not_more"] = known.limit
+        step = None if self.log is None else self.log.step(at.step)
+        if step is not None and step.began_ms is not None:
+            facts["began_ms"] = step.began_ms
         record = TurnRecord(turn, at.step, choice, now_ms, delivered.output_ids, facts)
         stored = asyncio.wrap_future(self._writer.submit(record))
         await asyncio.wait([stored])

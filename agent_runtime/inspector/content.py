@@ -72,6 +72,8 @@ class Contents:
         """The assistant message of a step's request that is the turn it goes on from."""
         if self._ledger is None or step.came_back is None:
             return Sent(None, "What clients send is kept with a ledger only (setting ledger).")
+        if step.came_back.reason == "dropped":
+            return Sent(None, "The client left this turn out; it was put back before the message that is named.")
         try:
             with LedgerReader(self._ledger) as reader:
                 body = self._read_body(step.form, json.loads(reader.body(step.id)))

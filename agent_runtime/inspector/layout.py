@@ -120,23 +120,32 @@ def table(heads: Sequence[tuple[str, str | None]], rows: Sequence[Html], caption
     return element("div", whole, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
 
-def pager(number: int, pages: int, path: str, what: str, total: int) -> Html | None:
-    """Links to the other pages of a list; None when there is one only. Pages count from 1."""
+def pager(number: int | None, pages: int, path: str, total: str, latest: str = "") -> Html | None:
+    """Links to the other pages of a list; None when there is one only. Pages count from 1.
+
+    ``total`` is how many things there are in all. With ``latest`` the address without a page shows the end of the list
+    (``number`` None), called so; else it shows the first page.
+    """
     if pages < 2:
         return None
+    at = pages if number is None else number
 
     def link(text: str, to: int, rel: str | None = None) -> Html:
         if to == number or not 1 <= to <= pages:
             return element("span", text, class_="off")
         return element("a", text, href=f"{path}?page={to}", rel=rel)
 
+    here = latest if number is None else f"page {count(at)} of {count(pages)}, {total}"
+    end = link("last »", pages)
+    if latest:
+        end = element("span", "latest »", class_="off") if number is None else element("a", "latest »", href=path)
     return element(
         "nav",
         link("« first", 1),
-        link("‹ before", number - 1, "prev"),
-        element("span", f"page {count(number)} of {count(pages)}, {count(total)} {what}"),
-        link("after ›", number + 1, "next"),
-        link("last »", pages),
+        link("‹ before", at - 1, "prev"),
+        element("span", here),
+        link("after ›", at + 1, "next"),
+        end,
         class_="pager",
         aria_label="Pages of the list",
     )

@@ -55,6 +55,8 @@ def stored_step(outline: StepOutline) -> StepFacts:
         replay=facts["replay"],
         came_back=None if back is None else CameBack(*back),
         images=int(facts.get("images", 0)),
+        abandoned_from=facts.get("abandoned_from"),
+        began_ms=min((known["began_ms"] for *_, known in outline.turns if "began_ms" in known), default=None),
         ended_ms=max((turn.ended_ms for turn in turns), default=None),
         turns=turns,
     )

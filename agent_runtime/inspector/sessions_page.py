@@ -44,7 +44,7 @@ def sessions_page(site: Site, log: StepLog, number: int) -> Html:
         element("h1", "Sessions"),
         element("p", f"{plural(total, 'session')}, {plural(len(log), 'step')}.", class_="quiet"),
         body,
-        pager(number, pages, PREFIX, "sessions", total),
+        pager(number, pages, PREFIX, f"{total:,} sessions"),
         live=True,
     )
 
@@ -96,14 +96,15 @@ def _verdicts(steps: Sequence[StepFacts]) -> Html:
 
 
 def session_page(site: Site, session: SessionFacts, number: int | None) -> Html:
-    """One session; without a ``number`` its last page, which has the newest steps."""
+    """One session; without a ``number`` its latest steps."""
     total = len(session.steps)
     pages = -(-total // STEPS_PER_PAGE)
-    at = pages if number is None else min(number, pages)
-    begin = (at - 1) * STEPS_PER_PAGE
+    at = None if number is None else min(number, pages)
+    begin = max(0, total - STEPS_PER_PAGE) if at is None else (at - 1) * STEPS_PER_PAGE
     bars = _bars(session.steps, begin, begin + STEPS_PER_PAGE)
     title = session_title(session)
-    paging = pager(at, pages, session_href(session.id), "steps", total)
+    latest = f"the latest {STEPS_PER_PAGE} of {total:,} steps"
+    paging = pager(at, pages, session_href(session.id), f"{total:,} steps", latest)
     return page(
         site,
         [Crumb("Sessions", PREFIX), Crumb(title)],
@@ -116,7 +117,7 @@ def session_page(site: Site, session: SessionFacts, number: int | None) -> Html:
         element("h2", "Steps"),
         _steps_table(bars),
         paging,
-        live=at == pages,
+        live=at is None or at == pages,
     )
 
 

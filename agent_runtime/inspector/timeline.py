@@ -40,7 +40,7 @@ TEXT = Layer("text", "text", "text_tokens")
 CALL = Layer("call", "tool calls", "call_tokens")
 PENDING = Layer("pending", "prompt without an answer yet", "pending_tokens")
 ALL: Sequence[Layer] = (CACHED, NEW, PENDING, THINK, TEXT, CALL)
-COMPUTED: Sequence[Layer] = (NEW, PENDING, THINK, TEXT, CALL)
+COMPUTED: Sequence[Layer] = (NEW, THINK, TEXT, CALL)
 
 
 def glyph(mark: Mark) -> Html:

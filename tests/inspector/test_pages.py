@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from agent_runtime.engine.sglang import SGLangEngine
 from agent_runtime.gateway.app import create_app
 from agent_runtime.gateway.settings import GatewaySettings
+from agent_runtime.inspector import routes
 from agent_runtime.inspector.facts import StepFacts
 from agent_runtime.inspector.log import StepLog
 from agent_runtime.inspector.reading import turn_facts
@@ -231,12 +232,13 @@ async def test_a_session_of_ten_thousand_steps_is_shown_page_by_page(gateway: Ru
     for step in filled(10_000).session(1).steps:  # type: ignore[union-attr]
         log.add(step)
     last = await page(gateway, "/inspector/sessions/1")
-    assert "page 100 of 100, 10,000 steps" in last
+    assert "the latest 100 of 10,000 steps" in last
     assert re.findall(r'class="bar" href="/inspector/steps/(\d+)"', last)[:100] == [str(n) for n in range(9901, 10001)]
     first = await page(gateway, "/inspector/sessions/1?page=1")
     assert first.count('class="bar"') == 200
     assert "/inspector/sessions/1?page=2" in first
     assert len(first) < 300_000
+    assert "page 100 of 100, 10,000 steps" in await page(gateway, "/inspector/sessions/1?page=1000")
 
 
 async def test_a_tree_of_five_hundred_nodes_is_folded(caching_stub: StubEngine, gateway: Running) -> None:
@@ -256,7 +258,10 @@ async def test_a_tree_of_five_hundred_nodes_is_folded(caching_stub: StubEngine, 
     assert text.split("would go")[1].split("#1 ")[1].startswith(min(free, key=lambda one: one["score"])["role"])
 
 
-async def test_several_viewers_ask_the_engine_for_one_dump(caching_stub: StubEngine, gateway: Running) -> None:
+async def test_several_viewers_ask_the_engine_for_one_dump(
+    caching_stub: StubEngine, gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "TREE_MAX_AGE_S", 3600.0)
     await gateway.ask(chat())
     for _ in range(3):
         await page(gateway, "/inspector/checkpoints")
@@ -334,20 +339,28 @@ async def test_a_restarted_gateway_shows_what_its_ledger_has(
                 body = await converse(running, 2, name="kept")
                 stripped = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in body["messages"]]
                 await running.ask({**body, "messages": stripped})
+                told = {"session": "prompt_cache_key:kept", "from": 77}
+                assert (await client.post("/v1/k3/cache/abandon", json=told)).status_code == 200
+                await running.ask({**body, "messages": [*stripped, {"role": "user", "content": "and now"}]})
             paths = [await session_path(running), *await step_paths(running)]
-            return [_without_times(await page(running, path)) for path in paths]
+            return [_without_total(await page(running, path)) for path in paths]
 
     before, after = await once(ask=True), await once(ask=False)
     # Also what the client sent is there, and the prompt, which is no longer in memory, comes from the file.
     assert after == before
     assert "The message as it was sent" in after[2]
+    assert "compressed: the client has left what lay behind token 77" in after[0]
+    assert re.search(r"first token [\d.]+ m?s", after[0])
     assert "I think." in after[2]
 
 
-def _without_times(markup: str) -> str:
-    """When the first token came is not on record."""
-    markup = re.sub(r"first token [\d.]+ m?s|total [\d.]+ m?s|[\d.]+ m?s", "", markup)
-    return re.sub(r'<td class="number">(–)?</td>|<dd>(–)?</dd>| · (?= ·|"|<)| · ', "", markup)
+def _without_total(markup: str) -> str:
+    """A turn is on record a moment before its step is over."""
+    markup = re.sub(r"(total )[\d.]+ m?s", r"\1", markup)
+    markup = re.sub(
+        r'(<td class="number">[^<]*</td>)<td class="number">[^<]*</td>(<td><span class="chip)', r"\1\2", markup
+    )
+    return re.sub(r"(<dt>total</dt><dd>)[^<]*", r"\1", markup)
 
 
 async def test_a_compression_that_the_client_tells_of_is_marked_at_the_next_step(inspected: Running) -> None:
