@@ -21,7 +21,7 @@ def plan_rows(resolved: Resolved) -> list[Row]:
     return [
         ("model", f"{resolved.served_name} ({kinds}, {count(total_parameters(text))} parameters)"),
         ("checkpoint", str(resolved.model_dir)),
-        ("device", f"{resolved.device}, {ranks(resolved)}"),
+        ("device", f"{resolved.device}, {ranks(resolved)}{place(resolved)}"),
         ("context", f"{resolved.context_len} tokens"),
         (
             "turn grammar",
@@ -48,8 +48,15 @@ def running_rows(resolved: Resolved, facts: EngineFacts) -> list[Row]:
         ("prefix cache", resolved.settings.cache),
         ("cache strategy", str(facts.server.get("mamba_radix_cache_strategy"))),
         ("engine", resolved.engine_url),
-        ("gateway", f"{resolved.gateway_url}/v1"),
+        ("gateway", f"{resolved.gateway_url}/v1" if resolved.has_gateway else "not on this machine"),
     ]
+
+
+def place(resolved: Resolved) -> str:
+    """Which part of a deployment this is, for the ready line; empty where there is only one."""
+    settings = resolved.settings
+    node = f" node={settings.node_rank}/{settings.nodes}" if settings.nodes > 1 else ""
+    return node + (f" role={settings.disaggregation}" if settings.disaggregation != "none" else "")
 
 
 def ranks(resolved: Resolved) -> str:

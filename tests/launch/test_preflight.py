@@ -187,13 +187,13 @@ def test_more_ranks_than_gpus_are_found() -> None:
     assert preflight.check_devices("cuda", 8, 8) == []
     assert preflight.check_devices("cpu", 8, 0) == []
     (problem,) = preflight.check_devices("cuda", 8, 2)
-    assert "'cuda' with 8 rank(s), but the CUDA driver shows 2 usable GPU(s)" in problem
+    assert "'cuda' with 8 rank(s) on this machine, but the driver shows 2 usable GPU(s)" in problem
 
 
 def test_a_dry_run_off_the_gpu_machine_prints_the_command_and_warns(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "cuda_devices", lambda: 0)
+    monkeypatch.setattr(preflight, "gpu_devices", lambda: 0)
     arguments = ["--model", str(checkpoint), "--device", "cuda", "--tp", "8"]
     assert main([*arguments, "--dry-run"]) == 0
     printed = capsys.readouterr()

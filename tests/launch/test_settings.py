@@ -40,7 +40,7 @@ def test_every_setting_of_one_value_has_a_flag_of_the_same_name() -> None:
         if name in FILE_ONLY:
             continue
         kind = "int" if "int" in str(field.annotation) else "str"
-        value = values[kind] if "Literal" not in str(field.annotation) else str(field.default)
+        value = values[kind] if "Literal" not in str(field.annotation) else str(field.default or "b300")
         parsed = getattr(parse([f"--{name.replace('_', '-')}", value]).settings, name)
         assert str(parsed) == value
 
@@ -55,7 +55,7 @@ def test_settings_cannot_be_changed_later() -> None:
     ("text", "expected"),
     [
         ("kv_token: 4", "unknown key 'kv_token'; did you mean kv_tokens?"),
-        ("zzz: 4", "unknown key 'zzz'; allowed: allow_image_files, allow_image_hosts, cache, cache_hints"),
+        ("zzz: 4", "unknown key 'zzz'; allowed: allow_image_files, allow_image_hosts, attn_dp, cache"),
         ("kv_tokens: many", "kv_tokens is 'many'"),
         ("kv_tokens: 0", "kv_tokens is 0; input should be greater than or equal to 1"),
         ("page_size: true", "page_size is True"),
