@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from k3_sglang.launch import command, console, feasibility, preflight, report
+from k3_sglang.launch import command, console, dry_run, feasibility, preflight, report
+from k3_sglang.launch.doctor.command import doctor
 from k3_sglang.launch.plan_command import plan
 from k3_sglang.launch.processes import adopt_orphans
 from k3_sglang.launch.readiness import EngineFacts
@@ -20,7 +22,7 @@ from k3_sglang.launch.supervisor import EXIT_INTERRUPTED_START, Program, Servers
 
 EXIT_USAGE = 2
 
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"plan": plan, "doctor": doctor}
 """What else can be asked for: arithmetic, looks; without one of these words it serves."""
 
 
@@ -32,8 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return COMMANDS[given[0]](given[1:])
         request = parse(given)
         resolved = resolve(request.settings)
-        engine = command.engine_command(resolved)
-        environment = command.engine_environment(resolved, os.environ)
+        command.engine_environment(resolved, os.environ)  # may refuse
         impossible = feasibility.problems(resolved)
         for problem in impossible:
             print(f"launch: error: {problem}", file=sys.stderr)
@@ -43,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for problem in found:
             print(f"launch: {'warning' if request.dry_run else 'error'}: {problem}", file=sys.stderr)
         if request.dry_run:
-            print(report.command_lines(engine, environment))
-            return 0
+            print(dry_run.text(resolved, os.environ), flush=True)
+            return judged(resolved)
         if found:
             return EXIT_USAGE
         with (
@@ -58,6 +59,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:  # before the supervisor listens for it, for instance while the tiny model is built
         return EXIT_INTERRUPTED_START
+
+
+def judged(resolved: Resolved) -> int:
+    """Tell what SGLang says to a dry run's arguments, if it is installed. Returns the exit code."""
+    if preflight.check_sglang():
+        return 0
+    try:
+        answer = dry_run.judge(resolved)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        print(f"launch: warning: {error}", file=sys.stderr)
+        return 0
+    if answer.error is not None:
+        print(f"launch: error: SGLang refuses these arguments: {answer.error}", file=sys.stderr)
+        return EXIT_USAGE
+    print(f"launch: {dry_run.verdict(answer)}", file=sys.stderr)
+    return 0
 
 
 def serve(resolved: Resolved, folder: Path, output: console.Console) -> int:

@@ -9,7 +9,7 @@ from k3_sglang.launch.conflict_rules import RULES
 from k3_sglang.launch.conflicts import Facts, broken
 from k3_sglang.launch.planner.command import flags_of, plan_of
 from k3_sglang.launch.planner.hardware import find_gpu
-from k3_sglang.launch.planner.plan import Model, Workload
+from k3_sglang.launch.planner.plan import Model, Plan, Workload
 from k3_sglang.launch.planner.pools import gib
 from k3_sglang.launch.planner.release import RELEASE
 from k3_sglang.launch.resolve import Resolved
@@ -55,9 +55,23 @@ def sizes(resolved: Resolved) -> list[str]:
     vision = RELEASE.vision_bytes if resolved.config.vision is not None else 0
     model = Model(resolved.served_name, resolved.config.text, vision)
     plan = plan_of(resolved.settings, find_gpu(name), model, Workload())
-    if plan.shortage is None:
+    if plan.shortage is not None:
+        return [
+            f"gpu is {name!r}: {gib(plan.shortage.missing_bytes)} too little on each of {plan.layout.gpus} GPUs; "
+            f"{plan.shortage.why}: use more GPUs, or see `python -m k3_sglang.launch plan --gpu {name}`"
+        ]
+    return too_many_requests(resolved.settings, plan)
+
+
+def too_many_requests(settings: LaunchSettings, plan: Plan) -> list[str]:
+    """More requests at once than the pools will let run; SGLang would lower the number with a log line."""
+    asked = settings.max_running_requests
+    if asked is None or plan.pools is None:
+        return []
+    allowed = plan.pools.max_running_requests * plan.layout.attn_dp
+    if asked <= allowed:
         return []
     return [
-        f"gpu is {name!r}: {gib(plan.shortage.missing_bytes)} too little on each of {plan.layout.gpus} GPUs; "
-        f"{plan.shortage.why}: use more GPUs, or see `python -m k3_sglang.launch plan --gpu {name}`"
+        f"max_running_requests is {asked}; the pools of this plan let {allowed} run: lower it, raise "
+        "engine.mamba-full-memory-ratio, or give state_slots (sglang#33004)"
     ]

@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.console import Console
 
-from k3_sglang.launch.feasibility import settings_conflicts
+from k3_sglang.launch.feasibility import settings_conflicts, too_many_requests
 from k3_sglang.launch.planner.choose import best
 from k3_sglang.launch.planner.command import parser, plans_from_arguments, plans_from_file
 from k3_sglang.launch.planner.report import as_json, print_plan
@@ -34,7 +34,8 @@ def plan(arguments: Sequence[str]) -> int:
         plans, refused = plans_from_arguments(asked), []
     else:
         plans = plans_from_file(asked)
-        refused = settings_conflicts(validate(read_file(Path(asked.config)), source=asked.config))
+        settings = validate(read_file(Path(asked.config)), source=asked.config)
+        refused = settings_conflicts(settings) + too_many_requests(settings, plans[0])
     chosen = best(plans)
     chosen = replace(chosen, problems=(*chosen.problems, *refused))
     if asked.json:

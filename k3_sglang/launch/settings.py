@@ -235,7 +235,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file with these settings; flags override it")
-    parser.add_argument("--dry-run", action="store_true", default=False, help="print the engine's command and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", default=False, help="print the commands, ask SGLang about them, and stop"
+    )
     for name, field in LaunchSettings.model_fields.items():
         if name in FILE_ONLY:
             continue

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from k3_sglang import costs
+from k3_sglang import costs, tiny
 from k3_sglang.config import K3Config, TextConfig
 from k3_sglang.launch.__main__ import main
 from k3_sglang.launch.planner.choose import best, candidates, compare
@@ -20,6 +21,8 @@ from k3_sglang.launch.planner.pools import Pools, PoolSettings, Shortage, size_p
 from k3_sglang.launch.planner.release import RELEASE, RELEASE_VISION_PARAMETERS
 from k3_sglang.launch.planner.weights import checkpoint_bytes, model_weights, weights_per_gpu
 from k3_sglang.launch.settings import SettingsError
+from k3_sglang.loading.headers import read_headers
+from k3_sglang.loading.inventory import expected_tensors
 from tests.launch.conftest import config_json
 
 TEXT = RELEASE.text
@@ -212,3 +215,12 @@ def test_another_model_is_planned_from_its_configuration(checkpoint: Path, capsy
 def test_an_amount_of_memory_that_is_none_is_refused() -> None:
     with pytest.raises(SettingsError, match="gpu_memory_gib is 0"):
         find_gpu("b300", 0)
+
+
+def test_the_tiny_models_files_weigh_what_is_planned() -> None:
+    directory = tiny.ensure()
+    config = K3Config.from_dir(directory)
+    stored = sum(tensor.size_bytes for tensor in read_headers(directory).values())
+    images = {name: spec for name, spec in expected_tensors(config).items() if "language_model" not in name}
+    vision = sum(2 * prod(spec.shape) for spec in images.values())
+    assert checkpoint_bytes(config.text, vision) == pytest.approx(stored, rel=1e-3)

@@ -12,11 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from k3_sglang.launch import preflight
+from k3_sglang.launch import dry_run, preflight
 from k3_sglang.launch.__main__ import main
-from k3_sglang.launch.resolve import resolve
+from k3_sglang.launch.flags import Answer
+from k3_sglang.launch.resolve import Resolved, resolve
 from k3_sglang.launch.settings import validate
 from k3_sglang.loading.headers import INDEX_FILE
+
+
+@pytest.fixture(autouse=True)
+def sglang_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking takes a process with all of SGLang; test_presets.py does it, once."""
+
+    def judge(resolved: Resolved) -> Answer:
+        return Answer(None, {})
+
+    monkeypatch.setattr(dry_run, "judge", judge)
 
 
 def installed(**targets: str) -> list[str]:

@@ -20,6 +20,8 @@ EXPERT_TRANSPORTS_SPAN_TP = ("deepep", "megamoe", "flashinfer_megamoe", "mooncak
 
 DRAFT_KV_BYTES = 1_434
 """Latents of a DSpark draft per token, on every rank: "~1.4 KB" in SGLang's K3 recipe; not checked."""
+DRAFT_BYTES = 4_500_000_000
+"""Of a published DSpark draft for K3 (4.50 GB); not checked."""
 DEFAULT_BLOCK = 7
 
 _PAGED_BY_KERNEL = ("trtllm_mla", "cutedsl_mla", "flashmla")
@@ -41,6 +43,7 @@ def layout_of(flags: Flags) -> Layout:
         dcp=_int(flags, "dcp-size", 1),
         nodes=_int(flags, "nnodes", 1),
         transport=transport,
+        shared_tp=_int(flags, "shared-experts-tp-size", 1),
         redundant_experts=_int(flags, "ep-num-redundant-experts", 0),
     )
 
@@ -72,6 +75,7 @@ def pool_settings_of(flags: Flags, gpu: Gpu | None, *, context_len: int, images:
         chunked_prefill_tokens=_int(flags, "chunked-prefill-size", default_chunk(gpu)),
         draft_tokens=block + 1 if speculative else 0,
         draft_kv_bytes_per_token=DRAFT_KV_BYTES if speculative else 0,
+        draft_weight_bytes=DRAFT_BYTES if speculative else 0,
         replay_states="enable-linear-replayssm-spec" in flags,
         ring_len=_int(flags, "linear-replayssm-cache-len", 16),
         role=cast(Role, {"prefill": "prefill", "decode": "decode"}.get(flags.get("disaggregation-mode") or "", "none")),

@@ -26,6 +26,8 @@ class Layout:
     nodes: int = 1
     transport: str = NO_TRANSPORT
     """``--moe-a2a-backend``."""
+    shared_tp: int = 1
+    """Ranks over which the shared experts are split beside a transport (``--shared-experts-tp-size``)."""
     redundant_experts: int = 0
     """Further copies of experts per layer, for balancing (``--ep-num-redundant-experts``)."""
 

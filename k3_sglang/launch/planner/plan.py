@@ -121,7 +121,9 @@ def make_plan(
     problems = layout_problems(layout, model.text)
     if problems:
         return Plan(model, gpu, layout, settings, workload, tuple(problems))
-    weights = weights_per_gpu(model.text, layout, vision_bytes=model.vision_bytes)
+    weights = weights_per_gpu(
+        model.text, layout, vision_bytes=model.vision_bytes, draft_bytes=settings.draft_weight_bytes
+    )
     overhead = int(overhead_gib * GIB)
     free_before = gpu.memory_bytes - overhead
     fraction = settings.memory_fraction or default_memory_fraction(gpu.memory_mib, settings, layout)
@@ -161,7 +163,9 @@ def row(plan: Plan, context: int) -> Row:
     by_latents = tokens // each * layout.attn_dp
     by_states = pools.state_slots // pools.slots_per_request * layout.attn_dp
     running = min(by_latents, pools.max_running_requests * layout.attn_dp)
-    sessions = min(by_latents, max(pools.state_slots // STATES_PER_SESSION * layout.attn_dp, running))
+    kept = pools.state_slots // STATES_PER_SESSION * layout.attn_dp
+    reusable = plan.settings.prefix_cache and plan.settings.role != "decode"
+    sessions = min(by_latents, max(kept, running)) if reusable else running
     return Row(context, by_latents, by_states, running, sessions)
 
 

@@ -50,6 +50,7 @@ class PoolSettings:
     draft_tokens: int = 0
     """Positions verified together with speculative decoding: the block and one; 0 without."""
     draft_kv_bytes_per_token: int = 0
+    draft_weight_bytes: int = 0
     replay_states: bool = False
     """Whether drafts are replayed from a ring instead of kept as states (``--enable-linear-replayssm-spec``)."""
     ring_len: int = 16

@@ -24,6 +24,7 @@ Part = Literal[
     "dense MLP",
     "norms and mixtures",
     "vision",
+    "draft",
 ]
 Split = Literal["whole", "tp", "attn_tp", "shared", "head"]
 """Over which ranks a tensor is split: none, all of a stage, those of an attention group, or by a rule of its own."""
@@ -104,12 +105,19 @@ def checkpoint_bytes(text: TextConfig, vision_bytes: int = 0) -> int:
 
 
 def weights_per_gpu(
-    text: TextConfig, layout: Layout, *, vision_bytes: int = 0, dtype_bytes: int = 2, dp_head: bool = False
+    text: TextConfig,
+    layout: Layout,
+    *,
+    vision_bytes: int = 0,
+    draft_bytes: int = 0,
+    dtype_bytes: int = 2,
+    dp_head: bool = False,
 ) -> Weights:
     """Weights of the GPU that holds most.
 
     Args:
         vision_bytes: of the image tower and projector; every rank of the first stage holds all of it.
+        draft_bytes: of a draft model, which every rank is taken to hold whole.
         dp_head: with attention DP, whether the head is split over an attention group only (``--enable-dp-lm-head``).
     """
     heaviest: Weights | None = None
@@ -121,6 +129,8 @@ def weights_per_gpu(
                 parts[weight.part] += _share(weight, text, layout, dp_head=dp_head)
         if first and vision_bytes:
             parts["vision"] += vision_bytes
+        if draft_bytes:
+            parts["draft"] += draft_bytes
         held = Weights(dict(parts), number)
         if heaviest is None or held.bytes > heaviest.bytes:
             heaviest = held
@@ -135,7 +145,7 @@ def _share(weight: Weight, text: TextConfig, layout: Layout, *, dp_head: bool) -
         "tp": layout.tp,
         "attn_tp": layout.attn_tp,
         # With an all-to-all transport each rank has tokens of its own, so it needs the shared experts whole.
-        "shared": layout.tp if layout.transport == NO_TRANSPORT else 1,
+        "shared": layout.tp if layout.transport == NO_TRANSPORT else layout.shared_tp,
         "head": layout.attn_tp if dp_head else layout.tp,
     }[weight.split]
     size = weight.bytes
