@@ -206,6 +206,13 @@ def test_the_command_prints_tables_and_json_and_says_by_its_code_what_fits(
     assert "gpu is 'b299'; known kinds: h100" in capsys.readouterr().err
 
 
+def test_the_host_tier_is_told_in_host_memory(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--config", str(repository / "configs" / "k3-agents.yaml"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    tier = 2 * (told["pools"]["kv_bytes"] + told["pools"]["state_bytes"]) * 8 / GIB
+    assert f"the host tier takes up to {tier:.1f} GiB of memory on each machine" in told["notes"]
+
+
 def test_another_model_is_planned_from_its_configuration(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--gpu", "h100", "--gpus", "1", "--model", str(checkpoint), "--context", "1024", "--json"]
     assert main(arguments) == 0

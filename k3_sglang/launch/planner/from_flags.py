@@ -23,6 +23,8 @@ DRAFT_KV_BYTES = 1_434
 DRAFT_BYTES = 4_500_000_000
 """Of a published DSpark draft for K3 (4.50 GB); not checked."""
 DEFAULT_BLOCK = 7
+DEFAULT_HOST_RATIO = 2.0
+"""``--hicache-ratio`` when none is given (``arg_groups/hicache_hook.py``)."""
 
 _PAGED_BY_KERNEL = ("trtllm_mla", "cutedsl_mla", "flashmla")
 """Attention backends that SGLang gives pages of 64 tokens."""
@@ -79,6 +81,7 @@ def pool_settings_of(flags: Flags, gpu: Gpu | None, *, context_len: int, images:
         replay_states="enable-linear-replayssm-spec" in flags,
         ring_len=_int(flags, "linear-replayssm-cache-len", 16),
         role=cast(Role, {"prefill": "prefill", "decode": "decode"}.get(flags.get("disaggregation-mode") or "", "none")),
+        host_ratio=_host_ratio(flags),
         images=images,
         decode_graph_requests=_number(flags, "cuda-graph-max-bs-decode", int),
     )
@@ -101,6 +104,12 @@ def default_chunk(gpu: Gpu | None) -> int:
         return 4096
     limits = ((20, 2048), (60, 4096), (160, 8192))
     return next((tokens for gib, tokens in limits if gpu.memory_mib < gib * 1024), 16384)
+
+
+def _host_ratio(flags: Flags) -> float:
+    if not {"enable-hierarchical-cache", "enable-hicache"} & set(flags):
+        return 0.0
+    return _number(flags, "hicache-ratio", float) or DEFAULT_HOST_RATIO
 
 
 def _strategy(flags: Flags) -> str:

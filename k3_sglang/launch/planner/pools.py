@@ -55,6 +55,8 @@ class PoolSettings:
     """Whether drafts are replayed from a ring instead of kept as states (``--enable-linear-replayssm-spec``)."""
     ring_len: int = 16
     role: Role = "none"
+    host_ratio: float = 0.0
+    """Host memory of the tier below, in GPU pools of the same rank (``--hicache-ratio``); 0 without a tier."""
     images: bool = False
     decode_graph_requests: int | None = None
     """Largest batch of a decode graph; 0 without graphs."""

@@ -78,6 +78,10 @@ def notes(plan: Plan) -> list[str]:
         f"in use before loading: {gib(plan.overhead_bytes)} assumed; the engine's log says it",
         f"reading {read / 1e12:.2f} TB takes {read / plan.layout.nodes / 60e9:.0f} minutes at 1 GB/s on each machine",
     ]
+    if plan.pools is not None and plan.settings.host_ratio:
+        ranks = plan.layout.gpus // plan.layout.nodes
+        tier = plan.settings.host_ratio * (plan.pools.kv_bytes + plan.pools.state_bytes) * ranks
+        found.append(f"the host tier takes up to {gib(tier)} of memory on each machine")
     if plan.pools is not None:
         asked = plan.workload
         old = max(asked.context - asked.turn_tokens, 0)
