@@ -16,7 +16,7 @@ from k3_sglang.launch.__main__ import main
 from k3_sglang.launch.planner.choose import best, candidates, compare
 from k3_sglang.launch.planner.hardware import GIB, find_gpu
 from k3_sglang.launch.planner.layout import Layout, layout_problems, stages
-from k3_sglang.launch.planner.plan import Workload, balanced_ratio, decode_bound, make_plan
+from k3_sglang.launch.planner.plan import Workload, balanced_ratio, crossing_bytes, decode_bound, make_plan
 from k3_sglang.launch.planner.pools import Pools, PoolSettings, Shortage, size_pools, slots_per_request
 from k3_sglang.launch.planner.release import RELEASE, RELEASE_VISION_PARAMETERS
 from k3_sglang.launch.planner.weights import checkpoint_bytes, model_weights, weights_per_gpu
@@ -178,6 +178,15 @@ def test_a_decode_step_reads_at_least_its_weights_states_and_latents() -> None:
     assert one.latent_bytes == 100_000 * 27_648
     many = decode_bound(plan, 100_000, 64)
     assert many.expert_bytes == pytest.approx(ROUTED_BYTES / 8 * (1 - (1 - 16 / 896) ** 64), rel=1e-6)
+
+
+def test_a_group_over_a_network_says_what_it_sends_and_one_inside_nvlink_sends_nothing() -> None:
+    settings = PoolSettings(context_len=1 << 20)
+    over = make_plan(RELEASE, find_gpu("h200"), Layout(tp=16, ep=16, nodes=2), settings, Workload())
+    assert crossing_bytes(over) == int(2 * 15 / 16 * 2 * 93 * 7168 * 2)
+    inside = make_plan(RELEASE, find_gpu("gb300"), Layout(tp=8, nodes=2), settings, Workload())
+    assert crossing_bytes(inside) == 0
+    assert candidates(find_gpu("gb300"), 8, 2, RELEASE) == [Layout(tp=8, nodes=2), Layout(pp=8, nodes=2)]
 
 
 def test_the_layout_that_serves_the_workload_is_chosen() -> None:

@@ -12,14 +12,14 @@ from k3_sglang.launch.planner.pools import PoolSettings
 
 
 def candidates(gpu: Gpu, gpus: int, nodes: int, model: Model) -> list[Layout]:
-    """Layouts worth comparing: one group, a group for each node as a stage, a stage for each GPU.
+    """Layouts worth comparing: one group, a group for each node as a stage (over a network), a stage for each GPU.
 
     Hopper's kernels take whole experts (SGLang's recipes for H100 and H200), so experts are dealt out there. Attention
     DP and decode context parallelism are not proposed: they cost latents or need a kernel; ask for them by flag.
     """
     ep = gpus if gpu.family == "sm90" else 1
     layouts = [Layout(tp=gpus, ep=ep, nodes=nodes)]
-    if nodes > 1 and gpus % nodes == 0:
+    if nodes > 1 and gpus % nodes == 0 and gpus > gpu.joined:
         stage = gpus // nodes
         layouts.append(Layout(tp=stage, ep=stage if gpu.family == "sm90" else 1, pp=nodes, nodes=nodes))
     layouts.append(Layout(pp=gpus, nodes=nodes))

@@ -15,6 +15,10 @@ SHEET = "vendor data sheet, not checked here"
 DRIVER = "total that the driver shows, from public logs, not checked here"
 
 
+NETWORK_BYTES_S: Final = 50e9
+"""Between machines, per GPU and direction: a 400 Gbit/s adapter for each, the usual build; an assumption."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One kind of GPU. Rates are dense peaks; None where the hardware has no such unit."""
@@ -28,10 +32,14 @@ class Gpu:
     fp4_flops: float | None
     per_node: int
     """GPUs of one machine that the usual systems have."""
+    joined: int
+    """GPUs that the vendor's own links join, without a network between them."""
+    link_bytes_s: float
+    """Of these links, per GPU, both directions together."""
     family: str
     """``sm90``, ``sm100``, ``sm103`` or ``gfx950``: what kernels are chosen by."""
     source: str
-    """Of bandwidth and rates."""
+    """Of bandwidths and rates."""
 
     @property
     def memory_bytes(self) -> int:
@@ -52,14 +60,26 @@ def _sheet_mib(gigabytes: int) -> int:
 GPUS: Final[dict[str, Gpu]] = {
     gpu.name: gpu
     for gpu in (
-        Gpu("h100", 81_559, f"{DRIVER} (modal-client#2797)", 3.35 * TB, 1.979e15, None, 8, "sm90", SHEET),
-        Gpu("h200", 143_771, DRIVER, 4.8 * TB, 1.979e15, None, 8, "sm90", SHEET),
-        Gpu("b200", 182_630, f"{DRIVER} (pytorch/ao#4002)", 7.67 * TB, 4.5e15, 9.0e15, 8, "sm100", SHEET),
-        Gpu("gb200", _sheet_mib(184), "tokenspeed#876: 184 GB", 8.0 * TB, 5.0e15, 10.0e15, 4, "sm100", SHEET),
-        Gpu("b300", _sheet_mib(288), SHEET, 8.0 * TB, 4.5e15, 13.5e15, 8, "sm103", SHEET),
-        Gpu("gb300", _sheet_mib(288), SHEET, 8.0 * TB, 5.0e15, 15.0e15, 4, "sm103", SHEET),
-        Gpu("mi350x", _sheet_mib(288), SHEET, 8.0 * TB, 4.6e15, 9.2e15, 8, "gfx950", SHEET),
-        Gpu("mi355x", _sheet_mib(288), SHEET, 8.0 * TB, 5.0e15, 10.1e15, 8, "gfx950", SHEET),
+        Gpu("h100", 81_559, f"{DRIVER} (modal-client#2797)", 3.35 * TB, 1.979e15, None, 8, 8, 0.9 * TB, "sm90", SHEET),
+        Gpu("h200", 143_771, DRIVER, 4.8 * TB, 1.979e15, None, 8, 8, 0.9 * TB, "sm90", SHEET),
+        Gpu("b200", 182_630, f"{DRIVER} (pytorch/ao#4002)", 7.67 * TB, 4.5e15, 9.0e15, 8, 8, 1.8 * TB, "sm100", SHEET),
+        Gpu(
+            "gb200",
+            _sheet_mib(184),
+            "tokenspeed#876",
+            8.0 * TB,
+            5.0e15,
+            10.0e15,
+            4,
+            72,
+            1.8 * TB,
+            "sm100",
+            SHEET,
+        ),
+        Gpu("b300", _sheet_mib(288), SHEET, 8.0 * TB, 4.5e15, 13.5e15, 8, 8, 1.8 * TB, "sm103", SHEET),
+        Gpu("gb300", _sheet_mib(288), SHEET, 8.0 * TB, 5.0e15, 15.0e15, 4, 72, 1.8 * TB, "sm103", SHEET),
+        Gpu("mi350x", _sheet_mib(288), SHEET, 8.0 * TB, 4.6e15, 9.2e15, 8, 8, 1.075 * TB, "gfx950", SHEET),
+        Gpu("mi355x", _sheet_mib(288), SHEET, 8.0 * TB, 5.0e15, 10.1e15, 8, 8, 1.075 * TB, "gfx950", SHEET),
     )
 }
 

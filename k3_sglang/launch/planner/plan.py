@@ -197,6 +197,17 @@ def prefill_bound_s(plan: Plan, cached_tokens: int, new_tokens: int) -> float:
     return flops / (rate * plan.layout.gpus)
 
 
+def crossing_bytes(plan: Plan) -> int:
+    """Bytes that each GPU sends over the network for one token, where a group of ranks is larger than its links join.
+
+    Two sums over the group in every layer, of the running stream; a ring sends nearly twice the vector.
+    """
+    group, text = plan.layout.tp, plan.model.text
+    if group <= plan.gpu.joined:
+        return 0
+    return int(2 * (group - 1) / group * 2 * text.num_layers * text.hidden_size * 2) // plan.layout.pp
+
+
 @dataclass(frozen=True)
 class DecodeBound:
     """What one decode step has to read on a GPU, and how long that takes at the peak bandwidth: no engine is faster."""

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from k3_sglang.launch.planner.hardware import GIB
-from k3_sglang.launch.planner.plan import Plan, decode_bound, prefill_bound_s
+from k3_sglang.launch.planner.hardware import GIB, NETWORK_BYTES_S
+from k3_sglang.launch.planner.plan import Plan, crossing_bytes, decode_bound, prefill_bound_s
 from k3_sglang.launch.planner.pools import gib
 from k3_sglang.launch.planner.weights import checkpoint_bytes
 
@@ -78,6 +78,13 @@ def notes(plan: Plan) -> list[str]:
         f"in use before loading: {gib(plan.overhead_bytes)} assumed; the engine's log says it",
         f"reading {read / 1e12:.2f} TB takes {read / plan.layout.nodes / 60e9:.0f} minutes at 1 GB/s on each machine",
     ]
+    crossing = crossing_bytes(plan)
+    if crossing:
+        took = f"{crossing / NETWORK_BYTES_S * 1e3:.2f} ms at {NETWORK_BYTES_S / 1e9:.0f} GB/s (assumed)"
+        found.append(
+            f"each token sends {crossing / 1e6:.1f} MB per GPU over the network, {took}, "
+            f"in {2 * text.num_layers} sums whose latency comes on top"
+        )
     if plan.pools is not None and plan.settings.host_ratio:
         ranks = plan.layout.gpus // plan.layout.nodes
         tier = plan.settings.host_ratio * (plan.pools.kv_bytes + plan.pools.state_bytes) * ranks
