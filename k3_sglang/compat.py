@@ -39,6 +39,11 @@ UPSTREAM: dict[str, str] = {
     "get_schedule": "sglang.srt.runtime_context:get_schedule",
     "attention_backends": "sglang.srt.runtime_context:attention_backends",
     "get_serving": "sglang.srt.runtime_context:get_serving",
+    "load_plugins": "sglang.srt.plugins:load_plugins",
+    "prepare_server_args": "sglang.srt.server_args:prepare_server_args",
+    "override_platform": "sglang.srt.runtime_context:override_platform",
+    "resolved_view": "sglang.srt.arg_groups.overrides:resolved_view",
+    "memory_hook": "sglang.srt.arg_groups.memory_hook",
     # prefix cache
     "register_radix_cache_backend": "sglang.srt.mem_cache.registry:register_radix_cache_backend",
     "registered_radix_cache_backends": "sglang.srt.mem_cache.registry:registered_radix_cache_backends",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from k3_sglang.announce import DIRECTORY_VARIABLE
-from k3_sglang.launch.resolve import LOOPBACK, Resolved
+from k3_sglang.launch.resolve import Resolved
 from k3_sglang.launch.settings import LaunchSettings, SettingsError
 
 FORBIDDEN_FLAGS = {
@@ -38,6 +38,10 @@ OTHER_NAMES = {
 """SGLang's second names of flags the launcher sets. It also accepts every unambiguous beginning of a flag's name."""
 
 
+OWN_VARIABLES = ("SGLANG_PLUGINS", "SGLANG_PLATFORM", "SGLANG_USE_CPU_ENGINE", "CUDA_VISIBLE_DEVICES", "PYTHONWARNINGS")
+"""Variables that the ``environment`` mapping may not carry: they switch the plugin off, or the launcher sets them."""
+
+
 @dataclass(frozen=True)
 class Flag:
     """One SGLang argument; ``value`` None is a bare flag."""
@@ -53,7 +57,7 @@ def engine_flags(resolved: Resolved) -> list[Flag]:
     Raises:
         SettingsError: the mapping repeats one of ours, or asks for a forbidden one.
     """
-    ours = _common_flags(resolved) + _pool_flags(resolved) + _cache_flags(resolved)
+    ours = _common_flags(resolved) + _deployment_flags(resolved) + _pool_flags(resolved) + _cache_flags(resolved)
     if resolved.device == "cpu":
         ours += _cpu_flags()
     elif resolved.own_model:
@@ -75,7 +79,7 @@ def _common_flags(resolved: Resolved) -> list[Flag]:
             resolved.served_name,
             "the same name in the engine's logs and the gateway's answers",
         ),
-        Flag("host", LOOPBACK, "only the gateway talks to the engine"),
+        Flag("host", settings.engine_host, "only the gateway, or a router, talks to the engine"),
         Flag("port", str(resolved.engine_port), "chosen by the launcher, told to the gateway"),
         Flag("device", resolved.device, "decided once, here"),
         Flag("tp-size", str(settings.tp), "tensor-parallel ranks"),
@@ -97,6 +101,24 @@ def _common_flags(resolved: Resolved) -> list[Flag]:
         ),
         Flag("grammar-backend", "xgrammar", "tool calls and response formats are structural tags"),
     ]
+
+
+def _deployment_flags(resolved: Resolved) -> list[Flag]:
+    settings = resolved.settings
+    flags: list[Flag] = []
+    if settings.attn_dp > 1:
+        flags.append(Flag("attn-dp-size", str(settings.attn_dp), "groups that serve different requests"))
+    if settings.dcp > 1:
+        flags.append(Flag("dcp-size", str(settings.dcp), "ranks that share the latents of a request"))
+    if settings.nodes > 1:
+        flags += [
+            Flag("nnodes", str(settings.nodes), "machines"),
+            Flag("node-rank", str(settings.node_rank), "which of them this is"),
+            Flag("dist-init-addr", settings.dist_init_addr, "where they meet"),
+        ]
+    if settings.disaggregation != "none":
+        flags.append(Flag("disaggregation-mode", settings.disaggregation, "one of two roles behind a router"))
+    return flags
 
 
 def _pool_flags(resolved: Resolved) -> list[Flag]:
@@ -193,6 +215,10 @@ def engine_environment(resolved: Resolved, base: Mapping[str, str]) -> dict[str,
     if resolved.own_model:
         # SGLang then registers our classes itself and skips importing its own two hundred models.
         added["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "k3_sglang.models"
+    for name, value in resolved.settings.environment.items():
+        if name in added or name.startswith("K3_SGLANG_") or name in OWN_VARIABLES:
+            raise SettingsError(f"environment.{name}: the launcher decides this variable itself; leave it out")
+        added[name] = value
     if resolved.device == "cpu":
         added["CUDA_VISIBLE_DEVICES"] = ""  # else the plugin would leave the platform to a GPU that is there
         # A dozen warnings that this or that kernel wants a GPU; PYTHONWARNINGS in the user's shell wins.
@@ -237,7 +263,7 @@ def _gateway_settings(resolved: Resolved) -> dict[str, Any]:
     return {
         "model": resolved.served_name,
         "tokenizer_dir": str(resolved.model_dir),
-        "engine_url": resolved.engine_url,
+        "engine_url": resolved.settings.router_url or resolved.engine_url,
         "host": resolved.settings.host,
         "port": resolved.gateway_port,
         "api_keys_file": resolved.settings.api_keys_file,

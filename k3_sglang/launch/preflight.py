@@ -22,7 +22,7 @@ import k3_sglang
 from k3_sglang.chat.tokenizer import VOCABULARY_FILE
 from k3_sglang.compat import SGLANG_VERSION
 from k3_sglang.launch.command import gateway_settings
-from k3_sglang.launch.resolve import LOOPBACK, Resolved, bind_once, cuda_devices
+from k3_sglang.launch.resolve import Resolved, bind_once, gpu_devices
 from k3_sglang.loading.headers import checkpoint_problems
 
 ENTRY_POINTS = {"sglang.srt.plugins": "k3_sglang", "sglang.srt.platforms": "k3_sglang_cpu"}
@@ -42,7 +42,7 @@ def problems(resolved: Resolved) -> list[str]:
     return [
         *check_sglang(),
         *check_entry_points(importlib.metadata.entry_points),
-        *check_devices(resolved.device, resolved.processes, cuda_devices()),
+        *check_devices(resolved.device, resolved.processes_here, gpu_devices()),
         *check_environment(os.environ, resolved.device),
         *check_checkpoint(
             resolved.model_dir,
@@ -51,9 +51,9 @@ def problems(resolved: Resolved) -> list[str]:
         ),
         *check_image_folders(resolved.settings.allow_image_files),
         *check_ledger(resolved.settings.ledger),
-        *check_gateway(gateway_settings(resolved)),
-        *check_port("port", resolved.settings.host, resolved.gateway_port),
-        *check_port("engine_port", LOOPBACK, resolved.engine_port),
+        *(check_gateway(gateway_settings(resolved)) if resolved.has_gateway else []),
+        *(check_port("port", resolved.settings.host, resolved.gateway_port) if resolved.has_gateway else []),
+        *check_port("engine_port", resolved.settings.engine_host, resolved.engine_port),
     ]
 
 
@@ -62,8 +62,8 @@ def check_devices(device: str, ranks: int, gpus: int) -> list[str]:
     if device != "cuda" or gpus >= ranks:
         return []
     return [
-        f"device is 'cuda' with {ranks} rank(s), but the CUDA driver shows {gpus} usable GPU(s); "
-        "lower tp or pp, check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device cpu"
+        f"device is 'cuda' with {ranks} rank(s) on this machine, but the driver shows {gpus} usable GPU(s); "
+        "lower tp or pp, check nvidia-smi (rocm-smi) and CUDA_VISIBLE_DEVICES, or use --device cpu"
     ]
 
 

@@ -22,7 +22,7 @@ def plan_rows(resolved: Resolved) -> list[Row]:
     return [
         ("model", f"{resolved.served_name} ({kinds}, {count(total_parameters(text))} parameters)"),
         ("checkpoint", str(resolved.model_dir)),
-        ("device", f"{resolved.device}, {ranks(resolved)}"),
+        ("device", f"{resolved.device}, {ranks(resolved)}{place(resolved)}"),
         ("context", f"{resolved.context_len} tokens"),
         (
             "turn grammar",
@@ -50,7 +50,7 @@ def running_rows(resolved: Resolved, facts: EngineFacts) -> list[Row]:
         ("prefix cache", resolved.settings.cache),
         ("cache strategy", str(facts.server.get("mamba_radix_cache_strategy"))),
         ("engine", resolved.engine_url),
-        ("gateway", f"{resolved.gateway_url}/v1"),
+        ("gateway", f"{resolved.gateway_url}/v1" if resolved.has_gateway else "not on this machine"),
     ]
 
 
@@ -61,6 +61,13 @@ def keys(settings: LaunchSettings) -> str:
     if settings.api_keys_env is not None:
         return f"those of the variable {settings.api_keys_env}"
     return "none: whoever reaches it may use it" if settings.allow_no_keys else "none: only this machine reaches it"
+
+
+def place(resolved: Resolved) -> str:
+    """Which part of a deployment this is, for the ready line; empty where there is only one."""
+    settings = resolved.settings
+    node = f" node={settings.node_rank}/{settings.nodes}" if settings.nodes > 1 else ""
+    return node + (f" role={settings.disaggregation}" if settings.disaggregation != "none" else "")
 
 
 def ranks(resolved: Resolved) -> str:

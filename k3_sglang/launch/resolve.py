@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k3_sglang.config import ConfigError, K3Config
+from k3_sglang.launch.deployment import check_deployment, check_layout
 from k3_sglang.launch.settings import LaunchSettings, SettingsError
 from k3_sglang.vision.support import image_support, why_text_only
 
@@ -69,15 +70,30 @@ class Resolved:
         return self.settings.tp * self.settings.pp
 
     @property
+    def processes_here(self) -> int:
+        """Those of them on this machine."""
+        return self.processes // self.settings.nodes
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether the gateway runs here: on the first machine, and not beside an engine that only reads prompts."""
+        return self.settings.node_rank == 0 and self.settings.disaggregation != "prefill"
+
+    @property
     def engine_url(self) -> str:
-        """Where the gateway finds the engine."""
-        return f"http://{LOOPBACK}:{self.engine_port}"
+        """Where this machine finds the engine."""
+        return f"http://{reachable(self.settings.engine_host)}:{self.engine_port}"
 
     @property
     def gateway_url(self) -> str:
         """Where a client on this machine finds the gateway."""
-        host = LOOPBACK if self.settings.host in ("0.0.0.0", "::") else self.settings.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.gateway_port}"
+        return f"http://{reachable(self.settings.host)}:{self.gateway_port}"
+
+
+def reachable(host: str) -> str:
+    """How a program on this machine addresses a server that listens on ``host``."""
+    host = LOOPBACK if host in ("0.0.0.0", "::") else host
+    return f"[{host}]" if ":" in host else host
 
 
 def resolve(settings: LaunchSettings) -> Resolved:
@@ -92,6 +108,7 @@ def resolve(settings: LaunchSettings) -> Resolved:
         raise SettingsError("model_impl is 'sglang', whose K3 needs a GPU; on device cpu use 'auto' or 'plugin'")
     check_experts(settings, device)
     check_checkpoints(settings)
+    check_deployment(settings)
     model_dir = resolve_model(settings.model)
     try:
         config = K3Config.from_dir(model_dir)
@@ -99,8 +116,7 @@ def resolve(settings: LaunchSettings) -> Resolved:
     except ConfigError as error:
         raise SettingsError(f"model {settings.model!r} cannot be served: {error}") from error
     check_expert_groups(settings.tp, settings.ep, config.text.moe.num_experts)
-    if settings.pp > config.text.num_layers:
-        raise SettingsError(f"pp is {settings.pp}; the model has {config.text.num_layers} layers: ask for at most that")
+    check_layout(settings, config.text)
     untrained = settings.model == "tiny"
     kv_tokens = settings.kv_tokens or (CPU_KV_TOKENS if cpu else None)
     page_size = settings.page_size or (CPU_PAGE_SIZE if cpu else None)
@@ -280,14 +296,19 @@ def resolve_ports(settings: LaunchSettings) -> tuple[int, int]:
     if settings.port and settings.port == settings.engine_port:
         raise SettingsError(f"port and engine_port are both {settings.port}; choose two, or 0 for a free one")
     gateway_port = settings.port or free_port(settings.host, other_than=settings.engine_port)
-    return gateway_port, settings.engine_port or free_port(LOOPBACK, other_than=gateway_port)
+    return gateway_port, settings.engine_port or free_port(settings.engine_host, other_than=gateway_port)
 
 
 def resolve_device(asked: str) -> str:
     """``cpu`` or ``cuda``; whether there are enough GPUs is for preflight, so that a dry run works anywhere."""
     if asked == "auto":
-        return "cuda" if cuda_devices() else "cpu"
+        return "cuda" if gpu_devices() else "cpu"
     return asked
+
+
+def gpu_devices() -> int:
+    """Number of GPUs that the CUDA driver, else AMD's HIP runtime, shows this process; 0 without either."""
+    return cuda_devices() or hip_devices()
 
 
 def cuda_devices() -> int:
@@ -300,6 +321,16 @@ def cuda_devices() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def hip_devices() -> int:
+    """Number of GPUs AMD's HIP runtime shows (``HIP_VISIBLE_DEVICES`` included); 0 without it."""
+    try:
+        runtime = ctypes.CDLL("libamdhip64.so")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    return count.value if runtime.hipGetDeviceCount(ctypes.byref(count)) == 0 else 0
 
 
 def free_port(host: str, other_than: int = 0) -> int:

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
 EngineValue = bool | int | float | str
+GpuKind = Literal["h100", "h200", "b200", "gb200", "b300", "gb300", "mi350x", "mi355x"]
+"""Kinds of GPU the planner knows (planner/hardware.py)."""
 
 
 class SettingsError(ValueError):
@@ -46,11 +48,30 @@ class LaunchSettings(BaseModel):
         False, description="listen without keys where others can reach the gateway; else that is refused"
     )
     port: Port = Field(30000, description="TCP port of the gateway; 0 picks a free one")
+    engine_host: str = Field(
+        "127.0.0.1", description="address the engine listens on; another only where a router must reach it"
+    )
     engine_port: Port = Field(0, description="TCP port of the engine; 0 picks a free one")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses a GPU when the driver shows one")
     tp: Count = Field(1, description="tensor-parallel ranks")
     pp: Count = Field(1, description="pipeline stages, each with its part of the layers")
     ep: Count = Field(1, description="groups of ranks over which whole experts are dealt out; divides tp")
+    attn_dp: Count = Field(1, description="groups of ranks that serve different requests; divides tp")
+    dcp: Count = Field(1, description="ranks over which the latents of one request are dealt out; divides tp / attn_dp")
+    gpu: GpuKind | None = Field(
+        None, description="kind of GPU this is meant for: checked against the sizes before anything is loaded"
+    )
+    nodes: Count = Field(1, description="machines of this deployment; the launcher runs once on each")
+    node_rank: Annotated[int, Field(ge=0)] = Field(
+        0, description="which of them this is; the gateway runs on the first"
+    )
+    dist_init_addr: str | None = Field(None, description="HOST:PORT of the first machine, for the others to join")
+    disaggregation: Literal["none", "prefill", "decode"] = Field(
+        "none", description="this engine only reads prompts, or only writes answers; a router stands before both"
+    )
+    router_url: str | None = Field(
+        None, description="router that the gateway sends requests to, instead of to this engine"
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="type of weights and activations; auto: float32 on cpu, else the checkpoint's"
     )
@@ -118,6 +139,10 @@ class LaunchSettings(BaseModel):
         default_factory=dict[str, EngineValue],
         description="further SGLang flags by their long name without dashes (file only); true gives a bare flag",
     )
+    environment: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description="further environment variables of the engine (file only)",
+    )
 
     gateway: dict[str, Any] = Field(
         default_factory=dict[str, Any],
@@ -125,7 +150,7 @@ class LaunchSettings(BaseModel):
     )
 
 
-FILE_ONLY = frozenset({"engine", "gateway", "allow_image_files", "allow_image_hosts"})
+FILE_ONLY = frozenset({"engine", "environment", "gateway", "allow_image_files", "allow_image_hosts"})
 """Settings that are no single value and so have no flag."""
 
 
@@ -173,8 +198,9 @@ def validate(values: Mapping[str, Any], source: str) -> LaunchSettings:
     except ValidationError as error:
         first = error.errors()[0]
         path = [str(part) for part in first["loc"]]
-        if path[0] == "engine" and len(path) > 1:
-            where, allowed = f"engine.{path[1]}", "it must be true, a number or text"
+        if path[0] in ("engine", "environment") and len(path) > 1:
+            kinds = "true, a number or text" if path[0] == "engine" else "text (write numbers in quotes)"
+            where, allowed = f"{path[0]}.{path[1]}", f"it must be {kinds}"
         else:
             where, allowed = path[0], first["msg"].lower()
         raise SettingsError(f"{source}: {where} is {first['input']!r}; {allowed}") from error
@@ -235,7 +261,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file with these settings; flags override it")
-    parser.add_argument("--dry-run", action="store_true", default=False, help="print the engine's command and stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", default=False, help="print the commands, ask SGLang about them, and stop"
+    )
     for name, field in LaunchSettings.model_fields.items():
         if name in FILE_ONLY:
             continue
@@ -248,9 +276,9 @@ def _parser() -> argparse.ArgumentParser:
 def _flag_type(annotation: Any) -> dict[str, Any]:
     """argparse's ``type`` and ``choices`` for a field's type."""
     alternatives: list[Any] = [part for part in get_args(annotation) if part is not NoneType]
-    if get_origin(annotation) is Literal:
-        return {"choices": list(get_args(annotation))}
-    plain: Any = alternatives[0] if alternatives else annotation
+    plain: Any = alternatives[0] if alternatives and get_origin(annotation) is not Literal else annotation
+    if get_origin(plain) is Literal:
+        return {"choices": list(get_args(plain))}
     if plain is bool:
         return {"action": "store_true"}
     if get_origin(plain) is Annotated:

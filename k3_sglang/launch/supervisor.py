@@ -60,7 +60,8 @@ class Servers:
     """Both servers and what has to be true of the engine."""
 
     engine: Program
-    gateway: Program
+    gateway: Program | None
+    """None where there is none: on further machines of a deployment, and beside an engine that only reads prompts."""
     engine_url: str
     announce_dir: Path
     own_model: bool
@@ -69,6 +70,8 @@ class Servers:
     start_timeout_s: float
     stop_grace_s: float
     own_cache: bool = False
+    answers: bool = True
+    """Whether the engine has an HTTP server here; on further machines it only says that it is healthy."""
 
 
 class Interrupts:
@@ -140,9 +143,11 @@ class Supervisor:
             own_cache=servers.own_cache,
         )
         self._watched = engine_processes(facts, self._children[0].pid)
-        facts = replace(facts, server=await self._while_alive(server_info(servers.engine_url)))
-        self._console.progress("starting the gateway")
-        await self._start_program(servers.gateway)
+        if servers.answers:
+            facts = replace(facts, server=await self._while_alive(server_info(servers.engine_url)))
+        if servers.gateway is not None:
+            self._console.progress("starting the gateway")
+            await self._start_program(servers.gateway)
         return facts, time.monotonic() - started
 
     async def _start_program(self, program: Program) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.launch import command, report
 from k3_sglang.launch import resolve as stage
 from k3_sglang.launch.resolve import Resolved, resolve
-from k3_sglang.launch.settings import SettingsError, read_file, validate
+from k3_sglang.launch.settings import SettingsError, validate
 
 
 def resolved(checkpoint: Path, **values: object) -> Resolved:
@@ -217,34 +215,3 @@ def test_a_cpu_multiplies_float32_unless_told_otherwise(checkpoint: Path, asked:
 def test_a_dry_run_prints_a_command_for_the_shell(checkpoint: Path) -> None:
     text = report.command_lines(["python", "-m", "x", "--name", "a b"], {"PATH": "/bin", "A": ""})
     assert text == "A='' PATH=/bin python -m x \\\n  --name 'a b'"
-
-
-PARSE = """
-import argparse, json, sys
-from k3_sglang import compat
-from k3_sglang.platform_cpu import ATTENTION_BACKEND
-compat.add_attention_backend_choices([ATTENTION_BACKEND])
-parser = argparse.ArgumentParser()
-compat.ServerArgs.add_cli_args(parser)
-parsed = vars(parser.parse_args(sys.argv[1:]))
-wanted = ("mamba_radix_cache_strategy", "max_mamba_cache_size", "attention_backend")
-print(json.dumps({name: parsed[name] for name in wanted}))
-"""
-
-
-@pytest.mark.parametrize("preset", ["tiny.yaml", "k3-8gpu.yaml"])
-def test_sglang_accepts_every_flag_of_a_preset(
-    checkpoint: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, preset: str
-) -> None:
-    """In a process of its own: importing SGLang changes a process for good."""
-    monkeypatch.setattr(stage, "cuda_devices", lambda: 8)
-    values = {**read_file(repository / "configs" / preset), "model": str(checkpoint), "context_len": 4096}
-    plan = resolve(validate(values, source=preset))
-    program = [sys.executable, "-W", "ignore", "-c", PARSE, *command.engine_command(plan)[3:]]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.stdout, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == {
-        "mamba_radix_cache_strategy": "no_buffer",
-        "max_mamba_cache_size": plan.state_slots,
-        "attention_backend": "k3_cpu" if plan.device == "cpu" else None,
-    }

@@ -13,12 +13,23 @@ from typing import Any
 
 import pytest
 
-from k3_sglang.launch import preflight
+from k3_sglang.launch import dry_run, preflight
 from k3_sglang.launch.__main__ import main
 from k3_sglang.launch.command import gateway_settings
-from k3_sglang.launch.resolve import resolve
+from k3_sglang.launch.flags import Answer
+from k3_sglang.launch.resolve import Resolved, resolve
 from k3_sglang.launch.settings import validate
 from k3_sglang.loading.headers import INDEX_FILE
+
+
+@pytest.fixture(autouse=True)
+def sglang_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking takes a process with all of SGLang; test_presets.py does it, once."""
+
+    def judge(resolved: Resolved) -> Answer:
+        return Answer(None, {})
+
+    monkeypatch.setattr(dry_run, "judge", judge)
 
 
 def installed(**targets: str) -> list[str]:
@@ -218,13 +229,13 @@ def test_more_ranks_than_gpus_are_found() -> None:
     assert preflight.check_devices("cuda", 8, 8) == []
     assert preflight.check_devices("cpu", 8, 0) == []
     (problem,) = preflight.check_devices("cuda", 8, 2)
-    assert "'cuda' with 8 rank(s), but the CUDA driver shows 2 usable GPU(s)" in problem
+    assert "'cuda' with 8 rank(s) on this machine, but the driver shows 2 usable GPU(s)" in problem
 
 
 def test_a_dry_run_off_the_gpu_machine_prints_the_command_and_warns(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "cuda_devices", lambda: 0)
+    monkeypatch.setattr(preflight, "gpu_devices", lambda: 0)
     arguments = ["--model", str(checkpoint), "--device", "cuda", "--tp", "8"]
     assert main([*arguments, "--dry-run"]) == 0
     printed = capsys.readouterr()

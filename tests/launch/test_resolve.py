@@ -108,7 +108,7 @@ def test_sizes_and_ports_that_exclude_each_other_are_refused(
 )
 def test_expert_groups_that_do_not_come_out_even_are_refused(checkpoint: Path, tp: int, ep: int, expected: str) -> None:
     assert expected in refusal(checkpoint, tp=tp, ep=ep)
-    assert resolved(checkpoint, tp=tp, ep=2).settings.ep == 2
+    assert resolved(checkpoint, tp=2, ep=2).settings.ep == 2
 
 
 def test_two_free_ports_are_never_the_same(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

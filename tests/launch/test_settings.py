@@ -44,7 +44,7 @@ def test_every_setting_of_one_value_has_a_flag_of_the_same_name() -> None:
             assert (getattr(parse([flag]).settings, name), field.default) == (True, False)
             continue
         kind = "int" if "int" in str(field.annotation) else "str"
-        value = values[kind] if "Literal" not in str(field.annotation) else str(field.default)
+        value = values[kind] if "Literal" not in str(field.annotation) else str(field.default or "b300")
         parsed = getattr(parse([flag, value]).settings, name)
         assert str(parsed) == value
 

@@ -107,6 +107,13 @@ async def test_ready_comes_with_the_facts_the_engine_announced(scene: Scene) -> 
     assert scene.facts.scheduler_pids == tuple(scene.pids("started")[:1])
 
 
+async def test_a_further_machine_of_a_deployment_runs_an_engine_alone(scene: Scene) -> None:
+    servers = replace(scene.servers("announce"), gateway=None, answers=False)
+    assert await scene.run(servers, on_ready=interrupt) == 0
+    assert scene.events() == ["engine started", "engine stopped"]
+    assert scene.facts is not None and scene.facts.server == {}
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_other_stop_signals_work_like_ctrl_c(scene: Scene, number: signal.Signals) -> None:
     assert await scene.run(scene.servers("announce"), on_ready=lambda: os.kill(os.getpid(), number)) == 0
