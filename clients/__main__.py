@@ -119,7 +119,7 @@ def main() -> int:
             rows.append(bench.row(client, not options.no_compare))
             say(f"{' | '.join(rows[-1].cells())} ({time.monotonic() - started:.0f} s)")
             write(rows, options.out)
-    print(markdown(rows), end="")
+    print((options.out / "matrix.md").read_text(encoding="utf-8"), end="")
     return 0 if all(row.gateway is None or (row.gateway.connects and row.gateway.tools) for row in rows) else 1
 
 
@@ -131,10 +131,13 @@ def servers(options: argparse.Namespace) -> contextlib.AbstractContextManager[Se
 
 
 def write(rows: list[Row], folder: Path) -> None:
-    """Both files, after every client: an interrupted run leaves what it has seen."""
-    (folder / "matrix.md").write_text(markdown(rows), encoding="utf-8")
-    text = json.dumps([row.json() for row in rows], indent=1, ensure_ascii=False)
-    (folder / "matrix.json").write_text(text + "\n", encoding="utf-8")
+    """Both files, after every client: an interrupted run leaves what it has seen, and so do runs of single clients."""
+    file = folder / "matrix.json"
+    before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    found = {row["client"]: row for row in [*before, *(row.json() for row in rows)]}
+    merged = [found[client.name] for client in CLIENTS if client.name in found]
+    file.write_text(json.dumps(merged, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "matrix.md").write_text(markdown(merged), encoding="utf-8")
 
 
 if __name__ == "__main__":

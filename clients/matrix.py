@@ -99,6 +99,7 @@ class Row:
             "gateway": self.gateway and asdict(self.gateway),
             "sglang": self.plain and asdict(self.plain),
             "problem": self.problem,
+            "cells": self.cells(),
             "note": self.client.note,
         }
 
@@ -120,13 +121,13 @@ def plain(seen: Seen | None) -> str:
     if seen is None:
         return "not run"
     if not seen.connects:
-        return seen.problem.replace("|", "\\|")
+        return seen.problem
     return "works" if seen.tools else "answers; the model made no call"
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The table, then the notes of the clients that have one."""
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of rows as :meth:`Row.json` gives them, then the notes of the clients that have one."""
     lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
-    lines += [" | ".join(cell.replace("\n", " ") for cell in row.cells()) for row in rows]
-    notes = [f"- {row.client.name}: {row.client.note}" for row in rows if row.client.note]
+    lines += [" | ".join(cell.replace("\n", " ").replace("|", "\\|") for cell in row["cells"]) for row in rows]
+    notes = [f"- {row['client']}: {row['note']}" for row in rows if row["note"]]
     return "\n".join(f"| {line} |" for line in lines) + "\n" + ("\n" + "\n".join(notes) + "\n" if notes else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def run(client: Client, environment: Path, target: Target, proxy: str, timeout_s
         variables |= {"CLIENT_URL": target.url, "CLIENT_MODEL": target.model}
         variables["CLIENT_MAX_TOKENS"] = str(target.max_tokens)
         process = subprocess.Popen(
-            [*_interpreter(client, environment), str(DRIVERS / client.driver), *client.arguments],
+            [*_interpreter(client, environment), str(_driver(client, environment, work)), *client.arguments],
             cwd=work,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -88,6 +89,15 @@ def _interpreter(client: Client, environment: Path) -> list[str]:
     if client.driver.endswith(".py"):
         return [sys.executable]
     return [str(environment / "node_modules" / ".bin" / "node")]
+
+
+def _driver(client: Client, environment: Path, work: Path) -> Path:
+    """The driver's file; one for Node lies beside the packages it imports, for that is where Node looks."""
+    driver = DRIVERS / client.driver
+    if driver.suffix != ".mjs":
+        return driver
+    (work / "node_modules").symlink_to(environment / "node_modules")
+    return Path(shutil.copy(driver, work))
 
 
 def _variables(environment: Path, home: Path, proxy: str) -> dict[str, str]:

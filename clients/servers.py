@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.servers import launched
+from k3_sglang import tiny
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 900
@@ -19,8 +22,9 @@ engine:  # what SGLang's own endpoints need to part thinking and calls from cont
   tool-call-parser: kimi_k3
   enable-cache-report: true
 """
-KV_TOKENS = 131072
-"""Room for the prompts of coding agents, which are long in the tiny model's vocabulary."""
+CONTEXT_LEN = 131072
+"""Room for the prompts of coding agents, which are long in the tiny model's vocabulary; K3 has no position encoding."""
+KV_TOKENS = CONTEXT_LEN + 1024
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,26 @@ class Server:
     engine_url: str
     model: str
     engine_model: str
+
+
+def widened(model: Path, folder: Path) -> Path:
+    """A checkpoint like ``model`` (a directory, or the name tiny) whose configuration allows long prompts.
+
+    Its files are linked; the directory itself is returned when its context is long enough already.
+    """
+    source = tiny.ensure() if str(model) == "tiny" else model.resolve()
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config", config)
+    if text["max_position_embeddings"] >= CONTEXT_LEN:
+        return source
+    text["max_position_embeddings"] = CONTEXT_LEN
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.name != "config.json":
+            (folder / file.name).symlink_to(file)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return folder
 
 
 def running(gateway_url: str, engine_url: str) -> Server:
@@ -57,7 +81,10 @@ def serving(model: str, log: Path) -> Iterator[Server]:
     settings = log.with_suffix(".yaml")
     preset = (REPOSITORY / "configs" / "tiny.yaml").read_text(encoding="utf-8")
     settings.write_text(preset + ADDITIONS, encoding="utf-8")
-    arguments = ["--config", str(settings), "--model", model, "--kv-tokens", str(KV_TOKENS)]
+    arguments = ["--config", str(settings), "--kv-tokens", str(KV_TOKENS)]
+    arguments += ["--model", str(widened(Path(model), log.parent / "checkpoint"))]
+    if model == "tiny":
+        arguments += ["--served-name", "tiny", "--constrain", "on"]  # it is no longer known by its name
     with launched([*arguments, "--start-timeout-s", str(START_TIMEOUT_S)]) as server:
         try:
             yield running(server.gateway_url, server.engine_url)

@@ -23,6 +23,9 @@ stream_max_retries = 0
 
 [analytics]
 enabled = false
+
+[features]
+multi_agent = false
 """
 
 

@@ -6,6 +6,7 @@ It knows one task at a time; a turn without a call is what it answers with a use
 from __future__ import annotations
 
 import os
+import uuid
 
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
 
@@ -38,7 +39,13 @@ def main():
     """One task of a few steps."""
     model = LitellmModel(
         model_name=f"openai/{task.MODEL}",
-        model_kwargs={"api_base": f"{task.URL}/v1", "api_key": task.KEY, "max_tokens": task.MAX_TOKENS},
+        model_kwargs={
+            "api_base": f"{task.URL}/v1",
+            "api_key": task.KEY,
+            "max_tokens": task.MAX_TOKENS,
+            # It leaves a turn without a call out of its history; in a named session the gateway puts it back.
+            "extra_headers": {"x-k3-session": str(uuid.uuid4())},
+        },
         cost_tracking="ignore_errors",
     )
     agent = DefaultAgent(
