@@ -125,9 +125,16 @@ def plain(seen: Seen | None) -> str:
     return "works" if seen.tools else "answers; the model made no call"
 
 
+def _notes(row: dict[str, Any]) -> str:
+    """What the cells cannot say: the catalog's remark, and the hosts that the client asked for and did not get."""
+    hosts = sorted({*(row["gateway"] or {}).get("hosts", ()), *(row["sglang"] or {}).get("hosts", ())})
+    asked = [f"it asked for {', '.join(hosts)}, and works without"] if hosts else []
+    return "; ".join([*([row["note"]] if row["note"] else []), *asked])
+
+
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The table of rows as :meth:`Row.json` gives them, then the notes of the clients that have one."""
     lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
     lines += [" | ".join(cell.replace("\n", " ").replace("|", "\\|") for cell in row["cells"]) for row in rows]
-    notes = [f"- {row['client']}: {row['note']}" for row in rows if row["note"]]
+    notes = [f"- {row['client']}: {note}" for row in rows if (note := _notes(row))]
     return "\n".join(f"| {line} |" for line in lines) + "\n" + ("\n" + "\n".join(notes) + "\n" if notes else "")

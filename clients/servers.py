@@ -22,6 +22,8 @@ engine:  # what SGLang's own endpoints need to part thinking and calls from cont
   tool-call-parser: kimi_k3
   enable-cache-report: true
 """
+SERVED_NAME = "kimi-k3"
+"""Some clients decide by the name whether a model thinks, and keep or drop its thinking."""
 CONTEXT_LEN = 131072
 """Room for the prompts of coding agents, which are long in the tiny model's vocabulary; K3 has no position encoding."""
 KV_TOKENS = CONTEXT_LEN + 1024
@@ -83,8 +85,9 @@ def serving(model: str, log: Path) -> Iterator[Server]:
     settings.write_text(preset + ADDITIONS, encoding="utf-8")
     arguments = ["--config", str(settings), "--kv-tokens", str(KV_TOKENS)]
     arguments += ["--model", str(widened(Path(model), log.parent / "checkpoint"))]
+    arguments += ["--served-name", SERVED_NAME]
     if model == "tiny":
-        arguments += ["--served-name", "tiny", "--constrain", "on"]  # it is no longer known by its name
+        arguments += ["--constrain", "on"]  # its weights are random, which a directory does not tell
     with launched([*arguments, "--start-timeout-s", str(START_TIMEOUT_S)]) as server:
         try:
             yield running(server.gateway_url, server.engine_url)

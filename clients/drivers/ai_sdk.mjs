@@ -1,4 +1,4 @@
-// Vercel's AI SDK with its OpenAI-compatible provider: streamText with a tool, the response's messages carried on.
+// Vercel's AI SDK with its OpenAI-compatible provider: streamText with a tool, the messages of all steps carried on.
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { isStepCount, streamText, tool } from 'ai'
 import { z } from 'zod'
@@ -40,6 +40,6 @@ for (const question of [FIRST, SECOND]) {
     },
   })
   await result.consumeStream()
-  messages.push(...(await result.response).messages)
+  messages.push(...(await result.responseMessages))
 }
 console.log(JSON.stringify({ tool_runs: runs }))

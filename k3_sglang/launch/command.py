@@ -237,6 +237,7 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "cache_hints": resolved.settings.cache_hints == "on",
         "cache_routes": resolved.settings.cache_routes == "on",
         "constrained_by_default": resolved.constrain,
+        "fixed_sampling": resolved.settings.fixed_sampling == "on",
         "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
         "shutdown_grace_s": resolved.settings.stop_grace_s,
     }

@@ -74,6 +74,9 @@ class LaunchSettings(BaseModel):
     cache_routes: Literal["on", "off"] = Field(
         "on", description="the gateway serves the routes that show and steer the cache, to whoever reaches it"
     )
+    fixed_sampling: Literal["on", "off"] = Field(
+        "off", description="requests may not choose temperature, top_p, n or penalties, as on Moonshot's own API"
+    )
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="always decode under a turn grammar; auto: only for untrained weights"
     )
