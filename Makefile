@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test check format clean
+.PHONY: help venv demo serve test clients check format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ serve: venv ## serve the tiny model on the CPU until Ctrl-C
 
 test: venv ## run all tests
 	@$(PYTHON) -m pytest $(ARGS)
+
+clients: venv ## run real agent clients against the gateway and write the matrix (installs them outside the clone)
+	@$(PYTHON) -m clients $(ARGS)
 
 check: venv ## lint, formatting, types
 	@$(PYTHON) -m ruff check

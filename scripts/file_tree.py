@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ROOTS = ("k3_sglang", "agent_runtime", "examples", "benchmarks", "configs", "deploy", "scripts", "docs")
+ROOTS = ("k3_sglang", "agent_runtime", "examples", "benchmarks", "clients", "configs", "deploy", "scripts", "docs")
 """Folders shown file by file; tests are shown folder by folder."""
 BEGIN, END = "<!-- tree: made by scripts/file_tree.py -->\n```\n", "```\n<!-- end of tree -->"
 
@@ -18,9 +18,9 @@ def describe(path: Path) -> str | None:
     if path.suffix == ".py":
         docstring = ast.get_docstring(ast.parse(text))
         return docstring.splitlines()[0].rstrip(".") if docstring else ""
-    if path.suffix in (".md", ".yaml"):
+    if path.suffix in (".md", ".yaml", ".mjs"):
         lines = text.splitlines()
-        return lines[0].lstrip("# ").rstrip(".") if lines else ""
+        return lines[0].lstrip("#/ ").rstrip(".") if lines else ""
     return None
 
 
@@ -30,7 +30,7 @@ def folder_lines(folder: Path, depth: int) -> list[tuple[str, str]]:
     lines = [("  " * depth + f"{folder.name}/", describe(package) or "" if package.exists() else "")]
     for path in sorted(folder.iterdir(), key=lambda entry: (entry.is_dir(), entry.name)):
         if path.is_dir():
-            if any(child.suffix in (".py", ".md", ".yaml") for child in path.rglob("*")):
+            if any(child.suffix in (".py", ".md", ".yaml", ".mjs") for child in path.rglob("*")):
                 lines += folder_lines(path, depth + 1)
         elif path.name != "__init__.py" and (text := describe(path)) is not None:
             lines.append(("  " * (depth + 1) + path.name, text))

@@ -154,7 +154,7 @@ def test_importing_a_light_module_loads_nothing_heavy(module: str) -> None:
 
 def test_every_source_file_begins_with_a_one_line_docstring() -> None:
     missing = []
-    for path in sources("k3_sglang", "agent_runtime", "tests", "examples", "benchmarks", "scripts"):
+    for path in sources("k3_sglang", "agent_runtime", "tests", "examples", "benchmarks", "clients", "scripts"):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
         if not docstring or not docstring.splitlines()[0].strip():
             missing.append(str(path.relative_to(REPOSITORY)))
@@ -163,7 +163,7 @@ def test_every_source_file_begins_with_a_one_line_docstring() -> None:
 
 def test_files_and_functions_stay_below_their_limits() -> None:
     too_long = []
-    for path in sources("k3_sglang", "agent_runtime", "examples", "benchmarks", "scripts"):
+    for path in sources("k3_sglang", "agent_runtime", "examples", "benchmarks", "clients", "scripts"):
         text, name = path.read_text(encoding="utf-8"), str(path.relative_to(REPOSITORY))
         if (lines := len(text.splitlines())) > MAX_FILE_LINES:
             too_long.append(f"{name}: {lines} lines, at most {MAX_FILE_LINES}")

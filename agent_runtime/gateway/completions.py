@@ -22,7 +22,7 @@ from agent_runtime.gateway.job import Gateway
 from agent_runtime.gateway.operations.meter import DONE, Meter
 from agent_runtime.gateway.operations.traffic import ARRIVED_S
 from agent_runtime.gateway.options import REFUSED, ChatOptions, validated
-from agent_runtime.gateway.sampling import output_budget, sampling_params, without_media
+from agent_runtime.gateway.sampling import output_budget, require_fixed_sampling, sampling_params, without_media
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.stops import StopFinder
 from agent_runtime.gateway.wire import usage_object
@@ -74,6 +74,7 @@ def parse_completion(body: Mapping[str, Any], settings: GatewaySettings, tokeniz
     """Check a request. Text never becomes a control token; ids may be any but those of pictures. Raises ApiError."""
     rest = {key: value for key, value in body.items() if key != "prompt"}
     options = validated(CompletionOptions, rest, refused=_REFUSED, elsewhere=("prompt",))
+    require_fixed_sampling(options, settings)
     ids = _prompt_ids(body.get("prompt"), tokenizer)
     if options.max_tokens is None:
         options = options.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})

@@ -26,7 +26,13 @@ from agent_runtime.gateway.options import ChatOptions, parse_names, parse_option
 from agent_runtime.gateway.owner import NO_OWNER
 from agent_runtime.gateway.positions import Mark, positions_of
 from agent_runtime.gateway.record import Record, StepNumber
-from agent_runtime.gateway.sampling import for_choice, output_budget, sampling_params, without_media
+from agent_runtime.gateway.sampling import (
+    for_choice,
+    output_budget,
+    require_fixed_sampling,
+    sampling_params,
+    without_media,
+)
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.guard.history import NAMELESS, Scope
 from agent_runtime.guard.prompt import ReplayedPrompt
@@ -202,6 +208,7 @@ def check_counts(body: dict[str, Any], settings: GatewaySettings) -> None:
 def _checked_options(body: dict[str, Any], settings: GatewaySettings) -> ChatOptions:
     options = parse_options(body)
     require_model(options.model, settings)
+    require_fixed_sampling(options, settings)
     if (options.n or 1) > settings.max_choices:
         raise ApiError(
             400,

@@ -51,6 +51,29 @@ def sampling_params(
     return params
 
 
+def require_fixed_sampling(options: ChatOptions, settings: GatewaySettings) -> None:
+    """Hold a request to the model's own sampling, where the settings say so. Raises ApiError that names the field."""
+    if not settings.fixed_sampling:
+        return
+    fixed = {
+        "temperature": settings.default_temperature,
+        "top_p": settings.default_top_p,
+        "n": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+    }
+    for name, value in fixed.items():
+        asked = getattr(options, name)
+        if asked is not None and asked != value:
+            raise ApiError(
+                400,
+                f"{name} is {shown(asked)}, and this server allows {value} only: sampling is fixed to the model's own. "
+                "Send that, or leave it out.",
+                code="unsupported_value",
+                param=name,
+            )
+
+
 def without_media(params: dict[str, Any], tokenizer: K3Tokenizer) -> dict[str, Any]:
     """Parameters under which no id of an image is generated: no turn holds one, and a pad stands for a picture."""
     special = tokenizer.special

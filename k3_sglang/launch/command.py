@@ -281,6 +281,7 @@ def _gateway_settings(resolved: Resolved) -> dict[str, Any]:
         "inspector": resolved.settings.inspector,
         "inspector_content": resolved.settings.inspector_content == "on",
         "constrained_by_default": resolved.constrain,
+        "fixed_sampling": resolved.settings.fixed_sampling == "on",
         "seeded_sampling": resolved.settings.engine.get("enable-deterministic-inference") is True,
         "shutdown_grace_s": resolved.settings.stop_grace_s,
         "drain_notice_s": resolved.settings.drain_notice_s,

@@ -106,6 +106,9 @@ class LaunchSettings(BaseModel):
         "auto", description="the gateway's web page of sessions, prompts and checkpoints; auto: on a loopback host only"
     )
     inspector_content: Literal["on", "off"] = Field("on", description="it shows prompts and answers too")
+    fixed_sampling: Literal["on", "off"] = Field(
+        "off", description="requests may not choose temperature, top_p, n or penalties, as on Moonshot's own API"
+    )
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="always decode under a turn grammar; auto: only for untrained weights"
     )

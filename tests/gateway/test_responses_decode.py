@@ -138,6 +138,7 @@ def test_every_field_with_a_meaning_reaches_the_chat_completion() -> None:
         reasoning={"effort": "low", "summary": "auto"}, max_output_tokens=7, temperature=0.5, top_p=0.5, user="u",
         metadata={"a": "b"}, prompt_cache_key="k", parallel_tool_calls=False, stream=True, safety_identifier="s",
         service_tier="auto", truncation="disabled", top_logprobs=0, store=True, background=False, instructions="Sys",
+        client_metadata={"session_id": "not a session of ours"},
     )  # fmt: skip
     assert decode(body).chat == {
         "model": MODEL, "messages": [{"role": "system", "content": "Sys"}, {"role": "user", "content": "Hi"}],
@@ -290,6 +291,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     (asks(prompt={"id": "p"}), "prompt", "no stored prompts"),
     (asks(max_tool_calls=3), "max_tool_calls", "runs no tools"),
     (asks(truncation="auto"), "truncation", "no item is ever dropped"),
+    (asks(client_metadata={"turn": 3}), "client_metadata.turn", "string"),
     (asks(top_logprobs=2), "top_logprobs", "not delivered"),
     (asks(include=["message.output_text.logprobs"]), "include.0", "nothing else"),
     (asks(context_management=[{}]), "context_management", "nothing is compacted"),

@@ -161,8 +161,9 @@ def test_the_gateway_accepts_its_settings(checkpoint: Path) -> None:
     assert settings.seeded_sampling
     assert settings.cache_hints
     assert settings.cache_routes
-    plain = command.gateway_settings(resolved(checkpoint, cache_hints="off", cache_routes="off"))
-    assert (plain["cache_hints"], plain["cache_routes"]) == (False, False)
+    assert not settings.fixed_sampling
+    plain = command.gateway_settings(resolved(checkpoint, cache_hints="off", cache_routes="off", fixed_sampling="on"))
+    assert (plain["cache_hints"], plain["cache_routes"], plain["fixed_sampling"]) == (False, False, True)
     assert not settings.images  # this checkpoint has no preprocessor_config.json
 
 

@@ -53,6 +53,9 @@ class ResponseFields(BaseModel):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     include: list[Literal["reasoning.encrypted_content", "message.input_image.image_url"]] | None = None
 
+    client_metadata: dict[str, str] | None = None
+    """What a client tells of itself (Codex does): not shown to the model, not used, not sent back."""
+
     truncation: Literal["disabled"] | None = None
     top_logprobs: Literal[0] | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory"] | None = None

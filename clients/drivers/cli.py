@@ -1,0 +1,39 @@
+"""What the drivers of command-line agents share: prompts, one run of a program, the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+URL = os.environ["CLIENT_URL"]
+"""The server, without /v1."""
+MODEL = os.environ["CLIENT_MODEL"]
+HOME = Path(os.environ["HOME"])
+CONTEXT_TOKENS = 32768
+"""What the tiny model was configured for."""
+FIRST = "What does the file notes.txt say about Oslo? Read it."
+SECOND = "And what about Bergen?"
+
+
+def run(*command: str, **environment: str) -> str:
+    """Run a program and return what it printed; its end is shown when it fails.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    variables = {**os.environ, **environment}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    print(f"$ {' '.join(command)}\n{done.stdout}\n{done.stderr}")
+    if done.returncode != 0:
+        last = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        print(f"{command[0]} ended with exit code {done.returncode}: {last[-1] if last else 'no output'}")
+        sys.exit(1)
+    return done.stdout
+
+
+def report(**more: object) -> None:
+    """The driver's last line."""
+    print(json.dumps(more))
