@@ -298,8 +298,8 @@ async def test_content_can_be_withheld(
 async def test_by_itself_it_is_served_on_loopback_only(
     settings: dict[str, Any], tokenizer: K3Tokenizer, given: dict[str, Any], served: bool
 ) -> None:
-    open_to_all = {"allow_no_keys": "0.0.0.0" in given.values() or "example.org" in given.values()}
-    app = create_app(GatewaySettings(**settings, **given, **open_to_all), SGLangEngine(NO_ENGINE), tokenizer)
+    is_open = given.get("host") in ("0.0.0.0", "example.org")
+    app = create_app(GatewaySettings(**settings, **given, allow_no_keys=is_open), SGLangEngine(NO_ENGINE), tokenizer)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(base_url="http://localhost:8000", transport=transport) as client:
         assert (await client.get("/inspector")).status_code == (200 if served else 404)
