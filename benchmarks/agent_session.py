@@ -1,6 +1,6 @@
 """A long agent session: is every prompt the last one plus what was generated, what is cached, what compressing does.
 
-python -m k3_sglang.launch --model tiny &
+python -m k3_sglang.launch --model tiny-random --served-name tiny &
 python benchmarks/agent_session.py --tokenizer DIR [--steps 200] [--compress-at 20000]
 """
 

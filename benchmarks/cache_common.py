@@ -39,7 +39,8 @@ class Pools:
     def yaml(self, cache: str) -> str:
         """A configuration of the launcher for the tiny model."""
         lines = [
-            "model: tiny",
+            "model: tiny-random",
+            "served_name: tiny",
             "device: cpu",
             "log_level: warning",
             f"cache: {cache}",

@@ -1,6 +1,6 @@
 """Constrained generations of the tiny model: how many break the contract of their request? None may; exit code 1 then.
 
-python -m k3_sglang.launch --model tiny --engine-port 30001 &
+python -m k3_sglang.launch --model tiny-random --served-name tiny --engine-port 30001 &
 python benchmarks/constrained.py --engine-url http://127.0.0.1:30001 --gateway-url http://127.0.0.1:30000
 
 Two ways, through the engine's real grammar backend, with random weights sampled at temperature 1:

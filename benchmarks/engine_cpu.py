@@ -38,10 +38,11 @@ from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.reference.model import ReferenceModel
 from k3_sglang.tiny.checkpoint import ensure
+from k3_sglang.tiny.trained import RANDOM, TRAINED, trained
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-VOCABULARY = 1792
-"""Ordinary token ids of the tiny model."""
+VOCABULARY = 1024
+"""Ordinary token ids that both tiny models have."""
 
 DECODE_TOKENS = 256
 REPETITIONS = 5
@@ -116,7 +117,7 @@ def gateway_overhead_ms(engine: httpx.Client, gateway: httpx.Client, model: str,
             "max_new_tokens": GATEWAY_NEW_TOKENS,
             "stop_token_ids": [tokenizer.special.end_of_msg],
             "skip_special_tokens": False,
-            **(constraint(request, prompt.start, force=True) or {}),
+            **(constraint(request, prompt.start, force=model == RANDOM) or {}),
         }
         direct_body = {"input_ids": list(prompt.ids), "sampling_params": sampling}
         chat_body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": GATEWAY_NEW_TOKENS}
@@ -176,13 +177,14 @@ def measure(engine_url: str, gateway_url: str, checkpoint: Path) -> list[Figure]
     ]
 
 
-def start_server() -> tuple[subprocess.Popen[str], str, str]:
+def start_server(model: str) -> tuple[subprocess.Popen[str], str, str]:
     """The launcher with the tiny model on free ports; returns it with engine and gateway addresses."""
     with socket.socket() as first, socket.socket() as second:
         first.bind(("127.0.0.1", 0))
         second.bind(("127.0.0.1", 0))
         ports = first.getsockname()[1], second.getsockname()[1]
     command = [sys.executable, "-m", "k3_sglang.launch", "--config", str(REPOSITORY / "configs" / "tiny.yaml")]
+    command += ["--model", model]
     command += ["--engine-port", str(ports[0]), "--port", str(ports[1])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -206,9 +208,10 @@ def main() -> int:
     """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--model", choices=(TRAINED, RANDOM), default=TRAINED, help="trained or untrained weights")
     arguments = parser.parse_args()
-    checkpoint = ensure()
-    process, engine_url, gateway_url = start_server()
+    checkpoint = trained() if arguments.model == TRAINED else ensure()
+    process, engine_url, gateway_url = start_server(arguments.model)
     try:
         figures = measure(engine_url, gateway_url, checkpoint)
     finally:

@@ -110,7 +110,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger.db"
-        arguments = ["--model", "tiny", "--ledger", str(ledger)]
+        arguments = ["--model", "tiny-random", "--served-name", "tiny", "--ledger", str(ledger)]
         with (
             launched(arguments) as server,
             httpx.Client(base_url=server.gateway_url, timeout=600, trust_env=False) as client,

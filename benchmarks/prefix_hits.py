@@ -1,6 +1,6 @@
 """Three-turn sessions with the prefix cache on and flushed: are greedy tokens identical, and how much was reused?
 
-python -m k3_sglang.launch --model tiny --engine-port 30001 &
+python -m k3_sglang.launch --model tiny-random --served-name tiny --engine-port 30001 &
 python benchmarks/prefix_hits.py --engine-url http://127.0.0.1:30001
 """
 

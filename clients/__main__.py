@@ -77,7 +77,7 @@ class Bench:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m clients", description=__doc__, formatter_class=_RAW)
-    parser.add_argument("--model", default="tiny", help="'tiny' or the directory of a checkpoint")
+    parser.add_argument("--model", default="tiny-random", help="'tiny-random', 'tiny' or the directory of a checkpoint")
     parser.add_argument("--servers", nargs=2, metavar=("GATEWAY", "ENGINE"), help="URLs of servers that already run")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a client by name; may be repeated")
     parser.add_argument("--list", action="store_true", help="print the names of all clients and stop")

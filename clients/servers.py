@@ -13,6 +13,7 @@ import httpx
 
 from benchmarks.servers import launched
 from k3_sglang import tiny
+from k3_sglang.tiny.trained import RANDOM, TRAINED, trained
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 900
@@ -40,11 +41,12 @@ class Server:
 
 
 def widened(model: Path, folder: Path) -> Path:
-    """A checkpoint like ``model`` (a directory, or the name tiny) whose configuration allows long prompts.
+    """A checkpoint like ``model`` (a directory, or the name of a tiny model) whose configuration allows long prompts.
 
     Its files are linked; the directory itself is returned when its context is long enough already.
     """
-    source = tiny.ensure() if str(model) == "tiny" else model.resolve()
+    named = {TRAINED: trained, RANDOM: tiny.ensure}
+    source = named[str(model)]() if str(model) in named else model.resolve()
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config", config)
     if text["max_position_embeddings"] >= CONTEXT_LEN:
@@ -86,7 +88,7 @@ def serving(model: str, log: Path) -> Iterator[Server]:
     arguments = ["--config", str(settings), "--kv-tokens", str(KV_TOKENS)]
     arguments += ["--model", str(widened(Path(model), log.parent / "checkpoint"))]
     arguments += ["--served-name", SERVED_NAME]
-    if model == "tiny":
+    if model == RANDOM:
         arguments += ["--constrain", "on"]  # its weights are random, which a directory does not tell
     with launched([*arguments, "--start-timeout-s", str(START_TIMEOUT_S)]) as server:
         try:

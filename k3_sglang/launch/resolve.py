@@ -10,6 +10,7 @@ from pathlib import Path
 from k3_sglang.config import ConfigError, K3Config
 from k3_sglang.launch.deployment import check_deployment, check_layout
 from k3_sglang.launch.settings import LaunchSettings, SettingsError
+from k3_sglang.tiny.trained import RANDOM, TRAINED, trained
 from k3_sglang.vision.support import image_support, why_text_only
 
 LOOPBACK = "127.0.0.1"
@@ -117,7 +118,7 @@ def resolve(settings: LaunchSettings) -> Resolved:
         raise SettingsError(f"model {settings.model!r} cannot be served: {error}") from error
     check_expert_groups(settings.tp, settings.ep, config.text.moe.num_experts)
     check_layout(settings, config.text)
-    untrained = settings.model == "tiny"
+    untrained = settings.model == RANDOM
     kv_tokens = settings.kv_tokens or (CPU_KV_TOKENS if cpu else None)
     page_size = settings.page_size or (CPU_PAGE_SIZE if cpu else None)
     chunked_prefill_tokens = settings.chunked_prefill_tokens or (CPU_CHUNKED_PREFILL_TOKENS if cpu else None)
@@ -130,7 +131,7 @@ def resolve(settings: LaunchSettings) -> Resolved:
         settings=settings,
         model_dir=model_dir,
         config=config,
-        served_name=settings.served_name or (settings.model if untrained else model_dir.name),
+        served_name=settings.served_name or (settings.model if settings.model in (TRAINED, RANDOM) else model_dir.name),
         untrained=untrained,
         device=device,
         engine_port=engine_port,
@@ -184,23 +185,25 @@ def check_checkpoints(settings: LaunchSettings) -> None:
 
 
 def resolve_model(model: str) -> Path:
-    """Directory of the checkpoint; the name ``tiny`` builds ours when it is not there yet.
+    """Directory of the checkpoint: ``tiny`` is in the package, ``tiny-random`` is built when it is not there yet.
 
     Raises:
-        SettingsError: the directory does not exist, or the tiny model cannot be written.
+        SettingsError: the directory does not exist, or the random model cannot be written.
     """
-    if model == "tiny":
+    if model == TRAINED:
+        return trained()
+    if model == RANDOM:
         from k3_sglang import tiny  # building imports torch; nothing else here needs it
 
         try:
             return tiny.ensure()
         except (ImportError, OSError) as error:
-            raise SettingsError(f"model is 'tiny', but it cannot be built: {error}; see docs/launch.md") from error
+            raise SettingsError(f"model is {RANDOM!r}, but it cannot be built: {error}; see docs/launch.md") from error
     directory = Path(model).expanduser()
     if not directory.is_dir():
         raise SettingsError(
             f"model is {model!r}: no such directory; give the folder that holds config.json and the safetensors "
-            "files of a K3 checkpoint, or `tiny`"
+            "files of a K3 checkpoint, or `tiny`, or `tiny-random`"
         )
     return directory.resolve()
 

@@ -29,7 +29,9 @@ class LaunchSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    model: str = Field("tiny", description="`tiny` (built when missing) or the directory of a K3 checkpoint")
+    model: str = Field(
+        "tiny", description="`tiny`, `tiny-random` (untrained, built when missing) or the directory of a K3 checkpoint"
+    )
     model_impl: Literal["auto", "plugin", "sglang"] = Field(
         "auto", description="model code: ours, SGLang's, or ours only where no GPU is used"
     )

@@ -1,4 +1,4 @@
-"""Command line of the tiny model: ``python -m k3_sglang.tiny`` ``build``, ``path``, ``train`` and ``export``."""
+"""Command line of the tiny models: ``python -m k3_sglang.tiny build|path|eval|train|export``."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from k3_sglang.costs import total_parameters
 from k3_sglang.tiny import build, ensure
 from k3_sglang.tiny.evaluate.command import add_arguments, run
 from k3_sglang.tiny.train.command import add_commands, export_command, train_command
+from k3_sglang.tiny.trained import trained
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m k3_sglang.tiny",
-        description="A Kimi K3 of a few million parameters with random weights, in the release's checkpoint layout.",
-        epilog="The launcher builds it by itself for `--model tiny`; build one here to look at it or for another seed.",
+        description="Kimi K3 of two million parameters, in the release's checkpoint layout: a trained one that is part "
+        "of the package, and one with random weights that is built.",
+        epilog="The launcher serves them as `--model tiny` and `--model tiny-random`.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = commands.add_parser("build", help="write the checkpoint to a directory")
+    command = commands.add_parser("build", help="write a checkpoint with random weights to a directory")
     command.description = "Write config, weights (3 shards), index, vocabulary, tokenizer and image files."
     command.add_argument("directory", type=Path, metavar="DIR", help="created when missing; must be empty")
     command.add_argument("--seed", type=int, default=0, help="one seed always gives the same bytes (default: 0)")
     command.add_argument("--force", action="store_true", help="overwrite a checkpoint that is already in DIR")
-    path = commands.add_parser("path", help="print where the launcher's checkpoint lies, building it when missing")
+    path = commands.add_parser("path", help="print where the trained checkpoint lies")
     path.description = (
-        "The directory of `--model tiny`, for example for `python -m k3_sglang.chat tokens --vocabulary`."
+        "The directory of the launcher's model, for example for `python -m k3_sglang.chat tokens --vocabulary`."
     )
+    path.add_argument("--random", action="store_true", help="that of the untrained model, building it when missing")
     add_arguments(commands.add_parser("eval", help="success of a served tiny K3 on held-out cases, skill by skill"))
     add_commands(commands)
     return parser
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(options)
     try:
         if options.command == "path":
-            print(ensure())
+            print(ensure() if options.random else trained())
             return 0
         if options.command == "train":
             return train_command(options)

@@ -25,7 +25,8 @@ class Mode:
     def configuration(self) -> str:
         """Launch settings."""
         return f"""
-model: tiny
+model: tiny-random
+served_name: tiny
 device: cpu
 cache: k3
 kv_tokens: {KV_TOKENS}

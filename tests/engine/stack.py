@@ -265,4 +265,5 @@ def _generated(body: dict[str, object]) -> Generated:
 
 def configuration(repository: Path) -> list[str]:
     """Launcher arguments of the tiny model."""
-    return ["--config", str(repository / "configs" / "tiny.yaml")]
+    config = str(repository / "configs" / "tiny.yaml")
+    return ["--config", config, "--model", "tiny-random", "--served-name", "tiny"]

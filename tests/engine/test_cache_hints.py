@@ -20,7 +20,8 @@ from tests.gateway.pictures import data_url, image_part, picture
 
 STATE_SLOTS = 20
 CONFIGURATION = f"""
-model: tiny
+model: tiny-random
+served_name: tiny
 device: cpu
 cache: k3
 kv_tokens: 12288

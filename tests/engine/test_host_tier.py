@@ -14,7 +14,8 @@ from tests.engine.test_prefix_cache import prompt
 PROMPT_TOKENS = 900
 SESSIONS = 6
 CONFIGURATION = """
-model: tiny
+model: tiny-random
+served_name: tiny
 device: cpu
 cache: k3
 kv_tokens: 3072

@@ -14,7 +14,8 @@ from tests.engine.test_prefix_cache import prompt
 
 STORED = 10
 CONFIGURATION = f"""
-model: tiny
+model: tiny-random
+served_name: tiny
 device: cpu
 cache: k3
 checkpoint_format: int8

@@ -14,13 +14,15 @@ from k3_sglang.config import KDA_L2NORM_EPS, K3Config
 from k3_sglang.kernels.kda import kda_recurrent
 from k3_sglang.kernels.mxfp4 import decode, encode
 from k3_sglang.reference.model import ReferenceModel
+from k3_sglang.tiny import build
 from k3_sglang.tiny.train.export import export
 from k3_sglang.tiny.train.fake_quant import round_mxfp4, rounded_experts
 from k3_sglang.tiny.train.initial import initial_parameters
 from k3_sglang.tiny.train.kda import kda
 from k3_sglang.tiny.train.model import TrainableModel
+from k3_sglang.tiny.train.plan import Plan, Stage
 from k3_sglang.tiny.train.products import Products
-from k3_sglang.tiny.train.run import CHECKPOINT_FILE, text_config
+from k3_sglang.tiny.train.run import CHECKPOINT_FILE, Trainer, text_config
 
 HEADS, WIDTH = 2, 8
 
@@ -65,6 +67,20 @@ def test_an_exported_checkpoint_gives_the_trainers_logits_in_the_reference_model
     theirs = torch.stack([reference(row.tolist()) for row in ids])
     assert theirs.std() > 0.5
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_training_starts_from_an_exported_checkpoint(parameters: dict[str, Tensor], exported: Path) -> None:
+    trainer = Trainer(Plan((Stage("a", 100),)))
+    before = trainer.parameters["model.layers.3.self_attn.o_proj.weight"]
+    trainer.start_from(exported)
+    assert trainer.parameters["model.layers.3.self_attn.o_proj.weight"] is before, "the optimiser holds these tensors"
+    for name, value in trainer.parameters.items():
+        assert torch.equal(value.detach(), as_stored(name, parameters[name])), name
+
+
+def test_training_does_not_start_from_another_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"embed_tokens.*another shape"):
+        Trainer(Plan((Stage("a", 100),))).start_from(build(tmp_path / "other"))
 
 
 def test_the_export_describes_the_vocabulary_of_the_training_data(exported: Path) -> None:

@@ -27,15 +27,20 @@ SUM_UP_ASKS: Final = (
 )
 
 
-def coding(draw: Draw) -> Talk:
-    """A whole session: one bug, now and then two; in about half of them the user comes back."""
-    session = begin(draw, project(draw, bugs=2 if draw.chance(0.15) else 1))
+def coding(draw: Draw, whole: float = 0.125) -> Talk:
+    """A session from list to report: one bug, now and then two; in about half of them the user comes back."""
+    session = begin(draw, project(draw, bugs=2 if draw.chance(0.15) else 1), whole=whole)
     fix(session)
     if draw.chance(0.2):
         errand(session)
     if draw.chance(0.4):
         sum_up(session)
     return session.talk
+
+
+def agent(draw: Draw) -> Talk:
+    """The same under the real agent's own system text and declarations, in full."""
+    return coding(draw, whole=1.0)
 
 
 def fix(session: Session) -> None:

@@ -41,16 +41,16 @@ class Session:
         )
 
 
-def begin(draw: Draw, made: Project, skill: str = "coding") -> Session:
-    """A session of the agent. One in eight begins with all that the real one begins with; the others with less.
+def begin(draw: Draw, made: Project, skill: str = "coding", whole: float = 0.125) -> Session:
+    """A session of the agent. A share ``whole`` begins with all that the real one begins with; the others with less.
 
     Text and declarations are the same every time, so that a few sessions teach them; every token of them is computed
     again in each.
     """
     texts = agent_texts()
-    whole = draw.chance(0.125)
-    tools = texts.tools if whole else _shortened(draw, texts.tools)
-    system = texts.system if whole or draw.chance(0.4) else None
+    whole_head = draw.chance(whole)
+    tools = texts.tools if whole_head else _shortened(draw, texts.tools)
+    system = texts.system if whole_head or draw.chance(0.4) else None
     return Session(draw, made, workspace(draw, made), Talk(skill, tools, system))
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from k3_sglang.chat.encode_cache import EncodeCache
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.tiny.data.chatter import copying, small_talk
-from k3_sglang.tiny.data.coding import coding
+from k3_sglang.tiny.data.coding import agent, coding
 from k3_sglang.tiny.data.facts import facts
 from k3_sglang.tiny.data.filework import file_work
 from k3_sglang.tiny.data.names import Draw, Split
@@ -30,6 +30,7 @@ SKILLS: Final[Mapping[str, Callable[[Draw], Talk]]] = {
     "files": file_work,
     "review": review,
     "coding": coding,
+    "agent": agent,
 }
 
 MIXES: Final[Mapping[str, Mapping[str, float]]] = {
@@ -47,9 +48,23 @@ MIXES: Final[Mapping[str, Mapping[str, float]]] = {
         "review": 0.07,
         "coding": 0.2,
     },
+    "agent": {
+        "copy": 0.06,
+        "chat": 0.04,
+        "tools": 0.34,
+        "facts": 0.12,
+        "remembered": 0.04,
+        "summary": 0.05,
+        "resumed": 0.04,
+        "files": 0.05,
+        "review": 0.09,
+        "coding": 0.09,
+        "agent": 0.08,
+    },
     "coding": {"review": 0.2, "files": 0.15, "coding": 0.65},
 }
-"""Shares of the skills by number of conversations, as a curriculum: copying first, short calls next, then all."""
+"""Shares of the skills by number of conversations, as a curriculum: copying first, short calls next, then all, with the
+weight on calls and bugs last."""
 
 _CACHE_TOKENS: Final = 200_000
 _TRIES: Final = 20

@@ -21,6 +21,9 @@ def add_commands(commands: Any) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="the run's directory: plan, checkpoint, log"
     )
     train.add_argument("--resume", action="store_true", help="go on with the run in DIR; the plan is the one in DIR")
+    train.add_argument(
+        "--start-from", type=Path, metavar="CHECKPOINT", help="begin with the weights of an exported checkpoint"
+    )
     train.add_argument("--plan", type=Path, metavar="JSON", help="stages and settings (default: the shipped model's)")
     train.add_argument("--threads", type=int, default=1, help="processor threads of the training itself (default: 1)")
     train.add_argument(
@@ -45,6 +48,8 @@ def train_command(options: argparse.Namespace) -> int:
     exists = (directory / CHECKPOINT_FILE).exists()
     if exists and not options.resume:
         raise FileExistsError(f"{directory} holds a run; pass --resume to go on with it or choose another directory")
+    if exists and options.start_from is not None:
+        raise ValueError(f"--start-from is for a new run and {directory} holds one; leave out one of the two")
     if options.resume:
         plan = Plan.load(directory / PLAN_FILE)
     else:
@@ -57,6 +62,8 @@ def train_command(options: argparse.Namespace) -> int:
     trainer = Trainer(plan)
     if exists:
         trainer.restore(directory)
+    elif options.start_from is not None:
+        trainer.start_from(options.start_from)
     finished = train(trainer, directory, time_limit=options.time_limit * 60)
     print(f"{directory}: {trainer.position.tokens} tokens, {'finished' if finished else 'not finished'}")
     return 0

@@ -7,7 +7,7 @@ import logging
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from k3_sglang.config import K3Config, TextConfig
+from k3_sglang.reference.checkpoint import load_weights
 from k3_sglang.tiny.data.vocabulary import BASE_TOKENS
 from k3_sglang.tiny.recipe import files_for
 from k3_sglang.tiny.train.data import Batch, Position, Step, batches, steps
@@ -114,6 +115,26 @@ class Trainer:
         torch.save(state, staging)
         staging.replace(directory / CHECKPOINT_FILE)
 
+    def start_from(self, checkpoint: Path) -> None:
+        """Take over the weights of an exported checkpoint, with a new optimiser: to train it further.
+
+        Raises:
+            ConfigError, ReferenceCheckpointError: it cannot be read.
+            ValueError: it is one of another model.
+        """
+        config = K3Config.from_dir(checkpoint)
+        self._take(load_weights(checkpoint, config, torch.float32), checkpoint)
+
+    def _take(self, stored: Mapping[str, Tensor], source: Path) -> None:
+        with torch.no_grad():
+            for name, value in self.parameters.items():
+                found = stored.get(name)
+                if found is not None and name.endswith("A_log"):
+                    found = found[: value.shape[0]]  # the release pads it
+                if found is None or found.shape != value.shape:
+                    raise ValueError(f"{source}: {name} is missing or of another shape; was the recipe changed?")
+                value.copy_(found)
+
     def restore(self, directory: Path) -> None:
         """Go on from :meth:`save`.
 
@@ -122,12 +143,7 @@ class Trainer:
             ValueError: it is one of another model.
         """
         state = torch.load(directory / CHECKPOINT_FILE, weights_only=True)
-        with torch.no_grad():
-            for name, value in self.parameters.items():
-                stored = state["parameters"].get(name)
-                if stored is None or stored.shape != value.shape:
-                    raise ValueError(f"{directory}: {name} is missing or of another shape; was the recipe changed?")
-                value.copy_(stored)
+        self._take(state["parameters"], directory)
         self.optimiser.load_state_dict(state["optimiser"])
         self.position, self.seconds = Position(**state["position"]), state["seconds"]
 
