@@ -17,9 +17,11 @@ VERDICT = {"x-k3-replay": "repaired; exact=2; repaired=1; missing=0; foreign=0"}
 EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
 
 
-def exchange(path: str, request: dict[str, Any], answer: bytes, status: int = 200, **headers: str) -> Exchange:
+def exchange(
+    path: str, request: dict[str, Any], answer: bytes, status: int = 200, headers: dict[str, str] | None = None
+) -> Exchange:
     """A POST and its answer."""
-    return Exchange("POST", path, json.dumps(request).encode(), status, {**VERDICT, **headers}, answer)
+    return Exchange("POST", path, json.dumps(request).encode(), status, {**VERDICT, **(headers or {})}, answer)
 
 
 def stream(*events: dict[str, Any], done: bool = False) -> bytes:
@@ -65,7 +67,7 @@ RESULTS = {
 @pytest.mark.parametrize("path", WHOLE)
 def test_a_step_is_read_alike_from_a_whole_answer_and_a_stream(path: str) -> None:
     whole = exchange(path, RESULTS[path], json.dumps(WHOLE[path]).encode())
-    streamed = exchange(path, RESULTS[path], STREAMED[path], **EVENTS)
+    streamed = exchange(path, RESULTS[path], STREAMED[path], headers=EVENTS)
     for step, is_stream in zip(steps([whole, streamed]), (False, True), strict=True):
         assert (step.streamed, step.complete, step.error) == (is_stream, True, "")
         assert (step.calls, step.results) == ({"c1"}, {"c1"})
@@ -75,7 +77,7 @@ def test_a_step_is_read_alike_from_a_whole_answer_and_a_stream(path: str) -> Non
 
 @pytest.mark.parametrize("path", STREAMED)
 def test_a_stream_that_was_cut_is_not_complete(path: str) -> None:
-    (step,) = steps([exchange(path, {}, STREAMED[path][:-40], **EVENTS)])
+    (step,) = steps([exchange(path, {}, STREAMED[path][:-40], headers=EVENTS)])
     assert step.streamed and not step.complete
 
 
