@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class Bench:
     gateway: tuple[Recorder, str]
     engine: tuple[Recorder, str]
     fence: tuple[Fence, str]
+    slow: int
+    """Factor on every time limit."""
 
     def meet(self, client: Client, environment: Path, with_gateway: bool) -> Seen:
         """Run one client against one of the servers, with the engine's cache empty."""
@@ -60,7 +63,8 @@ class Bench:
         fence.take()
         server, tokens = self.server, MAX_TOKENS if with_gateway else PLAIN_MAX_TOKENS
         target = Target(url, server.model if with_gateway else server.engine_model, tokens)
-        outcome = run(client, environment, target, proxy, client.timeout_s if with_gateway else PLAIN_TIMEOUT_S)
+        timeout_s = self.slow * (client.timeout_s if with_gateway else PLAIN_TIMEOUT_S)
+        outcome = run(client, environment, target, proxy, timeout_s)
         return seen(outcome, steps(recorder.take()), fence.take())
 
     def row(self, client: Client, compare: bool) -> Row:
@@ -81,6 +85,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--servers", nargs=2, metavar=("GATEWAY", "ENGINE"), help="URLs of servers that already run")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a client by name; may be repeated")
     parser.add_argument("--list", action="store_true", help="print the names of all clients and stop")
+    parser.add_argument("--slow", type=int, default=1, metavar="N", help="multiply all time limits, on a busy machine")
     parser.add_argument("--no-compare", action="store_true", help="leave SGLang without the gateway out")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="folder of matrix.md and matrix.json")
     return parser.parse_args()
@@ -91,6 +96,8 @@ _RAW = argparse.RawDescriptionHelpFormatter
 
 def main() -> int:
     """0 when every client that could be installed worked with the gateway, 1 when one did not, 2 for a wrong name."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # every way to ask for a stop stops the client and the servers
+        signal.signal(number, signal.default_int_handler)
     options = arguments()
     if options.list:
         print("\n".join(client.name for client in CLIENTS))
@@ -113,7 +120,7 @@ def main() -> int:
         recording(server.engine_url) as engine,
         fenced() as fence,
     ):
-        bench = Bench(server, gateway, engine, fence)
+        bench = Bench(server, gateway, engine, fence, options.slow)
         for client in clients:
             started = time.monotonic()
             rows.append(bench.row(client, not options.no_compare))

@@ -53,6 +53,12 @@ class Recorder:
             taken, self._exchanges = self._exchanges, []
         return taken
 
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncGenerator[None, None]:
+        """Closes the connections to the server with the loop that made them."""
+        async with self._http:
+            yield
+
     async def forward(self, request: Request) -> Response:
         """Send one request on, and stream back what comes."""
         exchange = Exchange(request.method, request.url.path, await request.body())
@@ -105,7 +111,7 @@ def recording(target: str) -> Iterator[tuple[Recorder, str]]:
     """A running recorder in front of a server, and its URL."""
     recorder = Recorder(target)
     methods = ["GET", "POST", "DELETE", "PUT", "HEAD"]
-    app = Starlette(routes=[Route("/{path:path}", recorder.forward, methods=methods)])
+    app = Starlette(routes=[Route("/{path:path}", recorder.forward, methods=methods)], lifespan=recorder.lifespan)
     with _serving(app) as url:
         yield recorder, url
 
@@ -124,7 +130,9 @@ def _serving(app: Starlette | Fence) -> Iterator[str]:
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     # httptools would answer CONNECT by closing; h11 hands it to the application as any other method.
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", http="h11", timeout_keep_alive=600))
+    # The loop is asyncio's: uvloop's handles outlive a loop that ends in a thread, and warn.
+    config = uvicorn.Config(app, log_level="error", http="h11", loop="asyncio", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     started = threading.Event()
@@ -136,6 +144,6 @@ def _serving(app: Starlette | Fence) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
         thread.join(START_TIMEOUT_S)
         listening.close()

@@ -12,8 +12,8 @@ URL = os.environ["CLIENT_URL"]
 """The server, without /v1."""
 MODEL = os.environ["CLIENT_MODEL"]
 HOME = Path(os.environ["HOME"])
-CONTEXT_TOKENS = 32768
-"""What the tiny model was configured for."""
+CONTEXT_TOKENS = 131072
+"""What the harness serves (``clients/servers.py``); with less, some begin to compact at once."""
 FIRST = "What does the file notes.txt say about Oslo? Read it."
 SECOND = "And what about Bergen?"
 

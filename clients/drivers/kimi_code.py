@@ -1,4 +1,7 @@
-"""Kimi Code, headless, in one of its provider types: a question, and another one in the same session."""
+"""Kimi Code, headless, in one of its provider types: a question, and another one in the same session.
+
+With ``-p`` it runs every tool that the model calls, its shell too, without asking; here that is in a scratch folder.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,6 @@ max_context_size = {context}
 capabilities = ["thinking", "always_thinking", "tool_use"]
 support_efforts = ["low", "high", "max"]
 default_effort = "max"
-
-[[permission.rules]]
-decision = "deny"
-pattern = "Bash"
 """
 
 

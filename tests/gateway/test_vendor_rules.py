@@ -53,7 +53,7 @@ class TestSamplingIsFixed:
         ],
     )
     async def test_another_value_is_refused_by_name(self, gateway: Running, name: str, value: float) -> None:
-        error = await refused(gateway, chat(**{name: value}))
+        error = await refused(gateway, {**chat(), name: value})
         assert (error["param"], error["code"]) == (name, "unsupported_value")
 
     async def test_the_models_own_values_and_none_are_accepted(self, gateway: Running, stub: StubEngine) -> None:
@@ -145,7 +145,7 @@ class TestToolChoiceAndResponseFormat:
             ({"response_format": {"type": "text"}}, False),
         ):
             stub.requests.clear()
-            await gateway.ask(chat_with_tool(**fields))
+            await gateway.ask({**chat_with_tool(), **fields})
             assert ("structural_tag" in stub.requests[0]["sampling_params"]) is constrained, fields
 
     async def test_no_call_is_delivered_with_none(self, gateway: Running, stub: StubEngine, writer: TurnWriter) -> None:
