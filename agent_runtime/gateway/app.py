@@ -137,30 +137,53 @@ def create_app(
 
     Raises SettingsError when the settings about images cannot be used, LedgerError when the ledger cannot.
     """
-    images = ImageInput(settings)
-    owners = frozenset((NO_OWNER,)) if keys is None else keys.owners
-    record = Record(settings, HistoryGuard if foreign is None else foreign.make_guard, owners, tokenizer)
-    encoded = EncodeCache(settings.encoded_tokens)
-    cache = CacheLink(engine)
-    drain, instruments = Drain(), make_instruments()
-    gateway = Gateway(settings, engine, tokenizer, record, images, encoded, cache, drain, instruments, foreign, owners)
-    limits = Limits(settings)
-    endpoints = _Endpoints(gateway)
+    gateway = _gateway(settings, engine, tokenizer, foreign, keys)
     responses = ResponseRoutes(gateway)
-    text_routes = TextRoutes(gateway)
+    routes = _routes(gateway, responses)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
         async with responses.background.serving(), anyio.create_task_group() as tasks:
-            await cache.first_ask()
-            tasks.start_soon(cache.keep_asking)
+            await gateway.cache.first_ask()
+            tasks.start_soon(gateway.cache.keep_asking)
             tasks.start_soon(keep_up, gateway)
             yield
             tasks.cancel_scope.cancel()
-        await images.aclose()
+        await gateway.images.aclose()
         await engine.aclose()
-        record.close()
+        gateway.record.close()
 
+    traffic = Middleware(Traffic, routes=routes, drain=gateway.drain, instruments=gateway.instruments, refuse=in_shape)
+    app = Starlette(
+        routes=routes,
+        middleware=[traffic, Middleware(Access, keys=keys, settings=settings)],
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
+        lifespan=lifespan,
+    )
+    app.state.record = gateway.record
+    app.state.drain = gateway.drain
+    app.state.cache = gateway.cache
+    return app
+
+
+def _gateway(
+    settings: GatewaySettings,
+    engine: Engine,
+    tokenizer: K3Tokenizer | None,
+    foreign: ForeignServer | None,
+    keys: ApiKeys | None,
+) -> Gateway:
+    images = ImageInput(settings)
+    owners = frozenset((NO_OWNER,)) if keys is None else keys.owners
+    record = Record(settings, HistoryGuard if foreign is None else foreign.make_guard, owners, tokenizer)
+    encoded, cache = EncodeCache(settings.encoded_tokens), CacheLink(engine)
+    drain, instruments = Drain(), make_instruments()
+    return Gateway(settings, engine, tokenizer, record, images, encoded, cache, drain, instruments, foreign, owners)
+
+
+def _routes(gateway: Gateway, responses: ResponseRoutes) -> list[Route]:
+    settings = gateway.settings
+    endpoints, limits = _Endpoints(gateway), Limits(settings)
     routes = [
         Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
         *MessagesRoutes(gateway).routes(),
@@ -171,28 +194,15 @@ def create_app(
         Route("/health", endpoints.health, methods=["GET"]),
         Route("/ready", endpoints.ready, methods=["GET"]),
         *responses.routes(),
-        *text_routes.routes(),
+        *TextRoutes(gateway).routes(),
         *(CacheRoutes(gateway).routes() if settings.cache_routes else ()),
         *limits.routes(),
         *inspector(gateway),
     ]
     if settings.metrics:
-        scrape = ScrapeRoute(instruments, record, cache, drain)
+        scrape = ScrapeRoute(gateway.instruments, gateway.record, gateway.cache, gateway.drain)
         routes.append(Route("/metrics", scrape.show, methods=["GET"]))
-    routes = limits.applied(routes)
-    app = Starlette(
-        routes=routes,
-        middleware=[
-            Middleware(Traffic, routes=routes, drain=drain, instruments=instruments, refuse=in_shape),
-            Middleware(Access, keys=keys, settings=settings),
-        ],
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _unforeseen_error},
-        lifespan=lifespan,
-    )
-    app.state.record = record
-    app.state.drain = drain
-    app.state.cache = cache
-    return app
+    return limits.applied(routes)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -31,7 +31,7 @@ def of(unit: str, key: str) -> str:
 def test_the_unit_starts_the_launcher_with_flags_it_knows(unit: str, repository: Path) -> None:
     _, dash_m, module, *flags = shlex.split(of(unit, "ExecStart"))
     assert (dash_m, module) == ("-m", "k3_sglang.launch")
-    flags[flags.index("--config") + 1] = str(repository / "configs" / "k3-8gpu.yaml")
+    flags[flags.index("--config") + 1] = str(repository / "configs" / "k3-8xb300.yaml")
     settings = parse(flags).settings
     assert settings.log_format == "json"
     assert int(of(unit, "TimeoutStopSec")) > 2 * (settings.stop_grace_s + CLOSE_S)
