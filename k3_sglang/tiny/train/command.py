@@ -10,7 +10,14 @@ from typing import Any
 
 from k3_sglang.tiny.train.plan import PLAN_FILE, Plan, Stage
 
-_DEFAULT = (Stage("copy", 4_000_000, 512), Stage("tools", 12_000_000, 768), Stage("all", 32_000_000, 1536))
+SHIPPED = Plan(
+    (Stage("copy", 1_000_000, 512), Stage("tools", 1_200_000, 1024), Stage("agent", 8_300_000, 2560)),
+    step_tokens=2048,
+    learning_rate=4e-3,
+    decay_fraction=0.33,
+    quantise_from=0.8,
+)
+"""The plan of the weights in the package."""
 
 
 def add_commands(commands: Any) -> None:
@@ -53,7 +60,7 @@ def train_command(options: argparse.Namespace) -> int:
     if options.resume:
         plan = Plan.load(directory / PLAN_FILE)
     else:
-        plan = Plan.load(options.plan) if options.plan else Plan(_DEFAULT)
+        plan = Plan.load(options.plan) if options.plan else SHIPPED
         directory.mkdir(parents=True, exist_ok=True)
         plan.save(directory)
     torch.set_num_threads(options.threads)
