@@ -88,7 +88,7 @@ def _allowed(value: dict[str, Any], declared: Sequence[str]) -> Any:
                 f'got {shown(entry)}; name declared tools as {{"type": "function", "name": "..."}}: {shown(declared)}',
             )
         names.append(name)
-    if set(names) == {name for name in declared if isinstance(name, str)}:
+    if set(names) == set(declared):
         return mode
     if not names and mode == "auto":
         return "none"
