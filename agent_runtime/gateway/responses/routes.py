@@ -39,6 +39,7 @@ class ResponseRoutes:
         )
         self._stores = {owner: ResponseStore(responses, size_bytes) for owner in gateway.owners}
         self.background = Background(gateway)
+        self._foreground: dict[str, Answer] = {}
 
     def routes(self) -> list[Route]:
         """For the application."""
@@ -71,7 +72,7 @@ class ResponseRoutes:
             raise decoded.blame.error(error) from error
         wire = self._wire(body, decoded, job, previous, store)
         if not decoded.fields.background:
-            return _Foreground(Answer(self._gateway, job, wire), wire)
+            return _Foreground(Answer(self._gateway, job, wire), wire, self._foreground)
         self.background.start(job, wire, owner, slot_of(request.scope))
         return JSONResponse(wire.response, headers=job.headers())
 
@@ -97,6 +98,9 @@ class ResponseRoutes:
         stored = self._stored(request)
         self.store(owner_of(request)).remove(stored)
         self.background.cancel(stored.id)
+        if (answer := self._foreground.get(stored.id)) is not None:
+            # 410: clients try a 409 or 500 once more by themselves.
+            answer.abort(ApiError(410, "The response was deleted while it ran.", code="response_deleted"))
         return JSONResponse({"id": stored.id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
@@ -155,16 +159,19 @@ class ResponseRoutes:
 
 
 class _Foreground:
-    """An answer whose response is cancelled when its client leaves."""
+    """An answer that is among those ``running`` meanwhile, and whose response is cancelled when its client leaves."""
 
-    def __init__(self, answer: Answer, wire: ResponsesWire) -> None:
+    def __init__(self, answer: Answer, wire: ResponsesWire, running: dict[str, Answer]) -> None:
         self._answer = answer
         self._wire = wire
+        self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._running[self._wire.id] = self._answer
         try:
             await self._answer(scope, receive, send)
         finally:
+            del self._running[self._wire.id]
             self._wire.left()
 
 
