@@ -155,6 +155,22 @@ def test_turns_added_after_their_session_was_forgotten_stay_known(path: Path, lo
         follower.close()
 
 
+def test_a_damaged_turn_is_logged_and_the_others_are_known(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index = TurnIndex(10_000, 100)
+    with Ledger(path, shared=True) as mine, Ledger(path, shared=True) as other:
+        given = numbers(other.writer, 0)
+        follower = Follower(path, mine.writer)
+        first, second = turn(next(given), next(given)), turn(next(given), next(given))
+        other.append([step(first.step), first, step(second.step), second])
+        db = sqlite3.connect(path)
+        db.executescript(f"DROP TRIGGER turns_append_only; UPDATE turns SET message = X'00' WHERE id = {first.turn.id}")
+        db.close()
+        assert follower.catch_up({"": index}) == 1
+        assert list(index.turns) == [turn.id for turn in mine.known_turns(9)] == [second.turn.id]
+        follower.close()
+    assert caplog.text.count(f"turn {first.turn.id} of the ledger cannot be read") == 2
+
+
 def test_a_turn_whose_session_was_forgotten_while_it_ran_leaves_nothing(path: Path) -> None:
     with Ledger(path, shared=True) as mine, Ledger(path, shared=True) as other:
         mine.append([step(100, session=8)])
