@@ -1,6 +1,7 @@
 """ASGI middleware of routes: a request is handled once it has a slot, which is free again however that ends."""
 
 from collections import deque
+from collections.abc import Awaitable, Callable
 
 import anyio
 from starlette.middleware import Middleware
@@ -8,6 +9,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.operations.drain import Drain
 from agent_runtime.gateway.owner import NO_OWNER, OWNER
 from agent_runtime.gateway.shape import in_shape
 from agent_runtime.gateway.slots import Slot, Slots
@@ -18,10 +20,12 @@ HELD_BYTES = 1024 * 1024
 _SLOT = "k3.slot"
 
 
-def admitted(route: Route, slots: Slots) -> Route:
-    """The same route, behind slots."""
+def admitted(route: Route, slots: Slots, drain: Drain) -> Route:
+    """The same route, behind slots. Who waits for one when the gateway drains is turned away."""
     methods = sorted(route.methods or ())
-    return Route(route.path, route.endpoint, methods=methods, middleware=[Middleware(Admission, slots=slots)])
+    return Route(
+        route.path, route.endpoint, methods=methods, middleware=[Middleware(Admission, slots=slots, drain=drain)]
+    )
 
 
 def slot_of(scope: Scope) -> Slot:
@@ -32,9 +36,10 @@ def slot_of(scope: Scope) -> Slot:
 class Admission:
     """Gives each request a slot, in its turn."""
 
-    def __init__(self, app: ASGIApp, slots: Slots) -> None:
+    def __init__(self, app: ASGIApp, slots: Slots, drain: Drain) -> None:
         self._app = app
         self._slots = slots
+        self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait if need be; refuse, serve, or end with a client that leaves the queue."""
@@ -57,16 +62,17 @@ class Admission:
             slot.answered()
 
     async def _wait(self, owner: str, held: "_HeldBody") -> Slot | None:
-        """A slot, or None when the client has left. Raises ApiError when it waited too long."""
+        """A slot, or None when the client has left. Raises ApiError when it waited too long, or the gateway drains."""
         slot: Slot | None = None
         try:
             async with anyio.create_task_group() as tasks:
 
-                async def watch() -> None:
-                    await held.until_left()
+                async def leave_after(end: Callable[[], Awaitable[None]]) -> None:
+                    await end()
                     tasks.cancel_scope.cancel()
 
-                tasks.start_soon(watch)
+                tasks.start_soon(leave_after, held.until_left)
+                tasks.start_soon(leave_after, self._drain.until_begun)
                 slot = await self._slots.wait(owner)
                 tasks.cancel_scope.cancel()
         except BaseException:
@@ -74,7 +80,7 @@ class Admission:
                 slot.free()
             raise
         if slot is None and not held.left:
-            raise self._slots.waited_too_long(owner)
+            raise self._drain.refusal() if self._drain.begun else self._slots.waited_too_long(owner)
         return slot
 
 

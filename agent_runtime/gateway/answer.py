@@ -4,11 +4,12 @@ import logging
 from contextlib import suppress
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from agent_runtime.gateway.completion import ChoiceEnd, Failure, Item, Wire
+from agent_runtime.gateway.errors import ApiError
 from agent_runtime.gateway.job import Gateway, Job
 from agent_runtime.gateway.operations.logs import completion_fields
 from agent_runtime.gateway.operations.meter import DONE, Meter
@@ -30,6 +31,13 @@ class Answer:
         self._job = job
         self._wire = wire
         self._meter = Meter(gateway.instruments, wire.protocol)
+        self._work = anyio.CancelScope()
+        self._aborted: ApiError | None = None
+
+    def abort(self, error: ApiError) -> None:
+        """End the job now, as a failure that its client is told of; nothing happens when it has ended."""
+        self._aborted = error
+        self._work.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve; returns when all is sent or the client has left and the engine was told."""
@@ -40,7 +48,7 @@ class Answer:
                 async with anyio.create_task_group() as tasks:
                     out, items = anyio.create_memory_object_stream[Item](BUFFERED_ITEMS)
                     tasks.start_soon(cancel_on_disconnect, receive, tasks.cancel_scope)
-                    tasks.start_soon(run_choices, self._gateway, self._job, out)
+                    tasks.start_soon(self._run, out)
                     async with items:
                         try:
                             await respond(items, scope, receive, send)
@@ -49,6 +57,13 @@ class Answer:
                         tasks.cancel_scope.cancel()
         finally:
             self._log()
+
+    async def _run(self, out: MemoryObjectSendStream[Item]) -> None:
+        async with out:
+            with self._work:
+                await run_choices(self._gateway, self._job, out.clone())
+            if self._work.cancelled_caught and self._aborted is not None:
+                await out.send(Failure(self._aborted))
 
     async def _send_object(
         self, items: MemoryObjectReceiveStream[Item], scope: Scope, receive: Receive, send: Send

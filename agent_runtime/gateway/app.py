@@ -183,7 +183,7 @@ def _gateway(
 
 def _routes(gateway: Gateway, responses: ResponseRoutes) -> list[Route]:
     settings = gateway.settings
-    endpoints, limits = _Endpoints(gateway), Limits(settings)
+    endpoints, limits = _Endpoints(gateway), Limits(settings, gateway.drain)
     routes = [
         Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
         *MessagesRoutes(gateway).routes(),

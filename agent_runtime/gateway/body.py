@@ -1,6 +1,7 @@
 """Reads a request body into a JSON object: bounded, strict, every fault a 400 or 413 with its reason."""
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any, NoReturn, cast
 
@@ -14,12 +15,18 @@ _LENGTH_DIGITS = 20
 """No length needs more; what is sent is counted anyway."""
 
 
-async def read_json_object(request: Request, max_body_bytes: int) -> tuple[dict[str, Any], bytes]:
-    """The body's object, and the body as it was received. Raises ApiError; ClientDisconnect when the client left."""
+async def read_json_object(
+    request: Request, max_body_bytes: int, *, finite: bool = False
+) -> tuple[dict[str, Any], bytes]:
+    """The body's object, and the body as it was received. Raises ApiError; ClientDisconnect when the client left.
+
+    With ``finite`` numbers beyond a double, which could be read and not be written again, are refused.
+    """
     raw = await _read(request, max_body_bytes)
+    read_float = _finite if finite else None
     try:
         # Decoded here and strictly: json.loads would let UTF-16 and surrogates encoded like characters pass.
-        value: Any = json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        value: Any = json.loads(raw.decode("utf-8-sig"), parse_float=read_float, parse_constant=_refuse_constant)
     except RecursionError as error:
         raise _invalid("it is nested too deeply") from error
     except ValueError as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
@@ -60,6 +67,13 @@ def _within(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return cast("dict[str, Any]", value).values()
     return cast("list[Any]", value) if isinstance(value, list) else ()
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large for a number; write it smaller, or as a string")
+    return number
 
 
 def _refuse_constant(name: str) -> NoReturn:

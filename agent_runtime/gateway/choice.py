@@ -67,6 +67,7 @@ class Choice:
         self._finder = StopFinder(stops)
         self._ids: list[int] = []
         self._content: list[str] = []
+        self._calls_told = 0
         self._reasoning_tokens = 0
         self._in_reasoning = start == "think"
 
@@ -116,6 +117,7 @@ class Choice:
                     pass
                 case ReasoningDelta() | CallArgumentsDelta() | CallEnd():
                     deltas.append(event)
+                    self._calls_told += isinstance(event, CallEnd)
         return deltas
 
     def _show(self, text: str, deltas: list[Event]) -> None:
@@ -136,7 +138,8 @@ class Choice:
     def _delivered(self, *, cut: bool) -> Delivered:
         turn = self._parser.turn
         stop_found = self._finder.found is not None
-        calls = () if stop_found else turn.calls
+        # A client of a stream has the calls before a stop string, and none behind it.
+        calls = turn.calls[: self._calls_told] if stop_found else turn.calls
         complete = tuple(ToolCall(call.id, call.name, call.arguments) for call in calls if call.complete)
         incomplete = tuple(
             IncompleteCall(index, call.id, call.name) for index, call in enumerate(calls) if not call.complete

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agent_runtime.gateway.admission import admitted
+from agent_runtime.gateway.operations.drain import Drain
 from agent_runtime.gateway.owner import owner_of
 from agent_runtime.gateway.settings import GatewaySettings
 from agent_runtime.gateway.slots import Slots
@@ -22,8 +23,9 @@ _SHOWN = ("max_body_bytes", "max_messages", "max_tools", "max_images", "max_choi
 class Limits:
     """The slots of both kinds."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, drain: Drain) -> None:
         self._settings = settings
+        self._drain = drain
         self._generating = Slots(settings)
         self._counting = Slots(settings)
 
@@ -52,5 +54,5 @@ class Limits:
         if "POST" not in (route.methods or ()):
             return route
         if route.path in GENERATING:
-            return admitted(route, self._generating)
-        return admitted(route, self._counting) if route.path in COUNTING else route
+            return admitted(route, self._generating, self._drain)
+        return admitted(route, self._counting, self._drain) if route.path in COUNTING else route

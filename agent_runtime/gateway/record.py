@@ -115,7 +115,8 @@ class Record:
         if self._follower is None:
             return
         try:
-            self._follower.catch_up({owner: guard.index for owner, guard in self._guards.items()})
+            forget = self.log.forget_sessions if self.log is not None else None
+            self._follower.catch_up({owner: guard.index for owner, guard in self._guards.items()}, forget)
         except sqlite3.Error:
             logger.exception("ledger %s: turns of other gateways cannot be read; they count as not known", self._path)
 

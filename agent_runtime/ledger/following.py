@@ -1,7 +1,7 @@
 """What other writers of a shared ledger add and forget, brought into this process's memory."""
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -34,10 +34,13 @@ class Follower:
             raise LedgerError(f"cannot follow ledger {path}: {error}") from error
         self._last: int = last or 0
 
-    def catch_up(self, indexes: Mapping[str, TurnIndex]) -> int:
+    def catch_up(
+        self, indexes: Mapping[str, TurnIndex], forgotten: Callable[[Collection[int]], None] | None = None
+    ) -> int:
         """Bring in all that others have committed by now, each owner's turns into the index of that owner.
 
-        Returns how many turns came. Raises sqlite3.Error.
+        ``forgotten`` is called with sessions that were deleted and have not been gone on with since. Returns how many
+        turns of others came. Raises sqlite3.Error.
         """
         with self._lock:
             (version,) = self._db.execute("PRAGMA data_version").fetchone()
@@ -46,8 +49,7 @@ class Follower:
             rows = self._db.execute(
                 "SELECT seq, turn, forgot FROM journal WHERE seq > ? ORDER BY seq", (self._last,)
             ).fetchall()
-            numbers = [turn for _, turn, _ in rows if turn is not None and writer_of(turn) != self._writer]
-            turns = self._turns(numbers)
+            turns = self._turns(self._wanted(rows, indexes))
             for _, turn, forgot in rows:
                 if turn in turns:
                     found = turns[turn]
@@ -59,7 +61,31 @@ class Follower:
             if rows:
                 self._last = rows[-1][0]
             self._version = version
-            return len(turns)
+            gone = [forgot for _, _, forgot in rows if forgot is not None and not self._has_steps(forgot)]
+        if gone and forgotten is not None:
+            forgotten(gone)
+        return sum(self._is_of_others(number) for number in turns)
+
+    def _wanted(
+        self, rows: Sequence[tuple[int, int | None, int | None]], indexes: Mapping[str, TurnIndex]
+    ) -> list[int]:
+        """The turns to read: those of others, and own ones that a deletion of their session takes, or has taken, from
+        memory though they were added after it."""
+        numbers = [turn for _, turn, _ in rows if turn is not None]
+        if any(forgot is not None for _, _, forgot in rows):
+            return numbers
+        known = indexes.values()
+        return [
+            number
+            for number in numbers
+            if self._is_of_others(number) or all(index.get(number) is None for index in known)
+        ]
+
+    def _is_of_others(self, number: int) -> bool:
+        return writer_of(number) != self._writer
+
+    def _has_steps(self, session: int) -> bool:
+        return self._db.execute("SELECT 1 FROM steps WHERE session = ? LIMIT 1", (session,)).fetchone() is not None
 
     def _turns(self, numbers: list[int]) -> dict[int, KnownTurn]:
         """Those that are still there; the others were forgotten meanwhile, which is a later row."""

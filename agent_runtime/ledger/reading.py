@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import logging
 import sqlite3
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from agent_runtime.ledger.records import TurnRecord, keys_from, message_from
 from agent_runtime.ledger.schema import owner_column
 from agent_runtime.ledger.turns import KnownTurn
 from k3_sglang.chat.types import Channel
+
+logger = logging.getLogger(__name__)
 
 DIGEST_BYTES = 16
 _CACHED_BYTES = 64 * 1024 * 1024
@@ -246,20 +249,29 @@ def latest_steps(db: sqlite3.Connection, max_steps: int) -> list[StepOutline]:
 
 
 def known_turns(db: sqlite3.Connection, max_turns: int, owner: str) -> list[KnownTurn]:
-    """The latest turns of an owner, oldest first."""
+    """The latest turns of an owner, oldest first; damaged ones are logged and left out."""
     turns = _TURNS.format(owner="sessions.owner")
     rows = db.execute(f"{turns}WHERE sessions.owner = ? ORDER BY turns.id DESC LIMIT ?", (owner, max_turns)).fetchall()
-    return [_turn_record(row).turn for row in reversed(rows)]
+    return list(_readable_turns(reversed(rows)))
 
 
 def turns_by_number(db: sqlite3.Connection, numbers: Sequence[int]) -> Iterator[KnownTurn]:
-    """The turns with these numbers that there are, in any order."""
+    """The turns with these numbers that there are, in any order; damaged ones are logged and left out."""
     turns = _TURNS.format(owner="sessions.owner")
     for begin in range(0, len(numbers), _AT_ONCE):
         part = numbers[begin : begin + _AT_ONCE]
         marks = ",".join("?" * len(part))
-        for row in db.execute(f"{turns}WHERE turns.id IN ({marks})", part).fetchall():
-            yield _turn_record(row).turn
+        yield from _readable_turns(db.execute(f"{turns}WHERE turns.id IN ({marks})", part).fetchall())
+
+
+def _readable_turns(rows: Iterable[tuple[Any, ...]]) -> Iterator[KnownTurn]:
+    for row in rows:
+        try:
+            turn = _turn_record(row).turn
+        except (zlib.error, ValueError, TypeError, LookupError):
+            logger.exception("turn %s of the ledger cannot be read; it counts as not known", row[1])
+            continue
+        yield turn
 
 
 def _turn_record(row: tuple[Any, ...]) -> TurnRecord:

@@ -131,15 +131,16 @@ class Ledger:
 
     def _append_turn(self, record: TurnRecord) -> None:
         turn = record.turn
-        self._db.execute(
-            "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        # A session may be deleted while one of its steps runs: a turn of no step would be found by nothing, and stay.
+        added = self._db.execute(
+            "INSERT INTO turns SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM steps WHERE id = ?)",
             (
                 turn.id, record.step, record.choice, record.created_ms, turn.start, message_bytes(turn.message),
                 zlib.compress(packed(record.ids)), turn.ids is not None, keys_bytes(turn.keys), turn.put_back,
-                json.dumps(record.facts),
+                json.dumps(record.facts), record.step,
             ),
-        )  # fmt: skip
-        if self.writer:
+        ).rowcount  # fmt: skip
+        if added and self.writer:
             self._db.execute("INSERT INTO journal (turn) VALUES (?)", (turn.id,))
 
     def _base(self, step: StepRecord) -> tuple[int | None, int | None]:

@@ -77,6 +77,7 @@ class TurnReader:
         self._content: list[str] = []
         self._calls: dict[int, Call] = {}
         self._told = 0
+        self._complete: set[str] = set()
         self._open: Call | None = None
         self._waiting: list[Event] = []
         self._finish: str | None = None
@@ -210,6 +211,8 @@ class TurnReader:
             self._argue(call, events)
         text = call.text()
         complete = not cut and is_complete(text)
+        if complete:
+            self._complete.add(call.own_id)
         if complete and (rest := call.unsaid()):
             events.append(CallArgumentsDelta(call.place, "{}" if rest.strip() == "null" else rest))
         events.append(CallEnd(call.place, text, complete))
@@ -240,11 +243,12 @@ class TurnReader:
             self._say(ContentDelta(held), events)
 
     def _turn(self, *, stopped: bool) -> ReceivedTurn:
-        calls = [] if stopped else [call for call in self._calls.values() if call.place is not None]
+        # Before a stop string too: a client of a stream has the calls that were told of.
+        calls = [call for call in self._calls.values() if call.place is not None]
         complete = tuple(
-            ToolCall(call.own_id, call.name, text, call.id or None)
+            ToolCall(call.own_id, call.name, call.text(), call.id or None)
             for call in calls
-            if is_complete(text := call.text())
+            if call.own_id in self._complete
         )
         done = {call.id for call in complete}
         incomplete = tuple((call.place or 0, call.own_id, call.name) for call in calls if call.own_id not in done)

@@ -47,6 +47,41 @@ async def test_a_stop_refuses_new_work_and_lets_running_requests_end(
     assert stub.aborts == [] and len(stub.requests) == 1
 
 
+async def test_who_waits_for_a_place_is_turned_away_and_does_not_begin(
+    settings_file: Path, engine_url: str, stub: StubEngine, writer: TurnWriter
+) -> None:
+    go_on = anyio.Event()
+    stub.plan = lambda body: Script([go_on.wait, [*writer.turn("T", "Hi"), 258]], {"type": "stop", "matched": 258})
+    settings = {"engine_url": engine_url, "shutdown_grace_s": GRACE_S, "max_running": 1}
+    answers: list[httpx.Response] = []
+    async with (
+        running(write(settings_file.parent, settings)) as (process, url),
+        httpx.AsyncClient(base_url=url, trust_env=False) as client,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def ask() -> None:
+            answers.append(await client.post("/v1/chat/completions", json=chat()))
+
+        async def until(running: int, waiting: int) -> None:
+            while True:
+                state = (await client.get("/v1/k3/limits")).json()["generating"]
+                if (state["running"], state["waiting"]) == (running, waiting):
+                    return
+                await anyio.sleep(0.01)
+
+        for waiting in (0, 1):
+            tasks.start_soon(ask)
+            await until(1, waiting)
+        process.send_signal(signal.SIGTERM)
+        await until(1, 0)
+        go_on.set()
+        assert await process.wait() == 0
+    assert [answer.status_code for answer in answers] == [503, 200]
+    assert answers[0].json()["error"]["code"] == "draining"
+    assert len(stub.requests) == 1
+
+
 async def test_a_response_in_the_background_may_end_too(
     settings_file: Path, engine_url: str, stub: StubEngine, writer: TurnWriter
 ) -> None:

@@ -102,6 +102,26 @@ async def test_what_runs_and_waits_is_seen_and_a_client_that_leaves_is_counted(
     assert value(samples, "k3_gateway_completions_total", protocol="chat", outcome="client_left") == 1
 
 
+async def test_a_fault_of_the_gateway_is_no_client_that_left(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(*asked: Any) -> Any:
+        raise RuntimeError("a fault of the gateway")
+
+    monkeypatch.setattr("agent_runtime.gateway.responses.wire.ResponsesWire.whole", breaks)
+    body = {"model": MODEL, "input": "Hi"}
+    assert (await gateway.client.post("/v1/responses", json=body)).status_code == 500
+    made = (await gateway.client.post("/v1/responses", json={**body, "background": True})).json()
+    while made["status"] == "in_progress":
+        made = (await gateway.client.get(f"/v1/responses/{made['id']}")).json()
+    assert made["status"] == "failed" and made["error"]["code"] == "server_error"
+    samples = await scraped(gateway.client)
+    assert value(samples, "k3_gateway_completions_total", protocol="responses", outcome="error") == 1
+    assert value(samples, "k3_gateway_completions_total", protocol="responses", outcome="error_in_stream") == 1
+    assert value(samples, "k3_gateway_completions_total", protocol="responses", outcome="client_left") == 0
+    assert caplog.text.count("a fault of the gateway") >= 2
+
+
 async def test_a_completion_waits_until_its_first_token(gateway: Running, stub: StubEngine, writer: TurnWriter) -> None:
     go_on = asyncio.Event()
     stub.plan = lambda body: Script([go_on.wait, writer.text("thinking")], None)

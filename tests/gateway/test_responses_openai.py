@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI
+from openai.types.responses import ResponseStreamEvent
 
 from tests.gateway.bodies import MODEL
 from tests.gateway.responses_items import FLAT_TOOL, output
@@ -83,6 +84,24 @@ async def test_stored_responses_are_retrieved_listed_cancelled_and_deleted(
     cancelled = await client.responses.cancel(running.id)
     assert cancelled.status == "cancelled"
     await stub.until(lambda engine: not engine.running)
+
+
+async def test_a_stream_whose_response_is_deleted_ends_and_the_engine_is_told(
+    client: AsyncOpenAI, stub: StubEngine, writer: TurnWriter
+) -> None:
+    stub.plan = lambda body: Script([writer.text("think")], None)
+    events: list[ResponseStreamEvent] = []
+    async for event in await client.responses.create(model=MODEL, input="x", stream=True):
+        events.append(event)
+        if event.type == "response.reasoning_text.delta":
+            assert events[0].type == "response.created"
+            await client.responses.delete(events[0].response.id)
+    assert event.type == "response.failed" and event.response.error is not None
+    assert "deleted" in event.response.error.message and event.response.error.code == "server_error"
+    assert event.response.output[0].type == "reasoning", "what there was by then"
+    await stub.until(lambda engine: len(engine.aborts) == 1 and not engine.running)
+    with pytest.raises(openai.NotFoundError, match="not found"):
+        await client.responses.retrieve(event.response.id)
 
 
 async def test_failures_become_the_clients_own_exceptions(

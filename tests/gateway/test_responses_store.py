@@ -71,7 +71,11 @@ class Store(RuleBasedStateMachine):
             while link is not None:
                 held[link.id] = link
                 link = link.previous
-        sizes = {link.id: len(json.dumps([link.response, link.items], ensure_ascii=False)) for link in held.values()}
+        sizes = {
+            link.id: len(json.dumps(link.response, ensure_ascii=False))
+            + len(json.dumps(link.items, ensure_ascii=False))
+            for link in held.values()
+        }
         assert self.store.bytes == sum(sizes.values())
         listed = [stored for stored in self.all if stored.listed]
         assert len(self.store) == len(listed)

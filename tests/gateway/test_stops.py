@@ -12,8 +12,9 @@ from agent_runtime.gateway.choice import Choice
 from agent_runtime.gateway.stops import StopFinder
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import Segment
-from tests.gateway.bodies import chat, chat_with_tool, streamed
+from tests.gateway.bodies import MODEL, chat, chat_with_tool, streamed
 from tests.gateway.conftest import Running
+from tests.gateway.responses_items import FLAT_TOOL, asks, events_of
 from tests.gateway.stub_engine import Script, StubEngine, says
 from tests.gateway.vocabulary import TurnWriter
 
@@ -78,6 +79,28 @@ async def test_text_held_back_for_a_stop_string_is_shown_before_a_call(
     assert choice["message"]["content"] == "look: ST"
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "STOP"}'
     assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_a_call_before_a_stop_string_is_a_call_in_every_protocol_streamed_or_not(
+    gateway: Running, stub: StubEngine, writer: TurnWriter, tokenizer: K3Tokenizer
+) -> None:
+    call = ("get_weather", (("city", "string", "Oslo"),))
+    again = tokenizer.encode_segments([Segment("<|open|>response<|sep|>", True), Segment("so STOP and")])
+    ids = [*writer.turn("", "I look. ", (call,), end=False), *again]
+    stub.plan = lambda body: Script([ids], None)
+    choice = (await gateway.ask(chat_with_tool(stop="STOP")))["choices"][0]
+    assert choice["finish_reason"] == "tool_calls" and len(choice["message"]["tool_calls"]) == 1
+    response = await gateway.client.post("/v1/chat/completions", json=streamed(chat_with_tool(stop="STOP")))
+    assert '"finish_reason":"tool_calls"' in response.text.replace(": ", ":")
+    for stream in (False, True):
+        body = {**asks(tools=[FLAT_TOOL], stream=stream), "stop": "STOP"}
+        answer = await gateway.client.post("/v1/responses", json=body)
+        whole = events_of(answer.text)[-1]["response"] if stream else answer.json()
+        assert "function_call" in [item["type"] for item in whole["output"]], stream
+        tool = {"name": "get_weather", "input_schema": {"type": "object"}}
+        body = {"model": MODEL, "max_tokens": 99, "messages": [{"role": "user", "content": "Oslo?"}], "tools": [tool]}
+        answer = await gateway.client.post("/v1/messages", json={**body, "stop_sequences": ["STOP"], "stream": stream})
+        assert '"stop_reason":"tool_use","stop_sequence":null' in answer.text.replace(": ", ":").replace(", ", ",")
 
 
 @pytest.mark.parametrize("stop", ["", [""], ["x"] * 17, ["x" * 257], 5])

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -110,17 +111,74 @@ def test_a_follower_gets_what_others_add_and_forget_once(path: Path) -> None:
         follower = Follower(path, mine.writer)
         assert follower.catch_up({"": index}) == 0, "what was there before is read from the turns themselves"
         own = next(ours)
-        mine.append([step(own), turn(next(ours), own)])
+        made_here = turn(next(ours), own)
+        index.add(made_here.turn)
+        mine.append([step(own), made_here])
         new, made = next(theirs), next(theirs)
         other.append([step(new, session=8), turn(made, new, session=8)])
         assert follower.catch_up({"": index}) == 1
-        assert list(index.turns) == [made]
+        assert list(index.turns) == [made_here.turn.id, made]
         assert follower.catch_up({"": index}) == 0
         other.forget(8)
         follower.catch_up({"": index})
-        assert len(index) == 0
+        assert list(index.turns) == [made_here.turn.id]
         index.check_integrity()
         follower.close()
+
+
+@pytest.mark.parametrize("looks_between", [False, True])
+def test_turns_added_after_their_session_was_forgotten_stay_known(path: Path, looks_between: bool) -> None:
+    index = TurnIndex(10_000, 100)
+    gone: list[int] = []
+    with Ledger(path, shared=True) as mine, Ledger(path, shared=True) as other:
+        ours = numbers(mine.writer, 0)
+        follower = Follower(path, mine.writer)
+
+        def add(made: TurnRecord, *, at_once: bool = True) -> None:
+            index.add(made.turn)
+            mine.append([step(made.step, session=8), *[made] * at_once])
+
+        old, new = turn(next(ours), next(ours), session=8), turn(next(ours), next(ours), session=8)
+        add(old)
+        other.forget(8)
+        add(new, at_once=not looks_between)
+        if looks_between:  # the turn is known before it is written
+            follower.catch_up({"": index}, gone.extend)
+            mine.append([new])
+        assert follower.catch_up({"": index}, gone.extend) == 0, "it is no turn of another"
+        assert list(index.turns) == [new.turn.id]
+        assert gone == [], "the session goes on"
+        other.forget(8)
+        follower.catch_up({"": index}, gone.extend)
+        assert (len(index), gone) == (0, [8])
+        index.check_integrity()
+        follower.close()
+
+
+def test_a_damaged_turn_is_logged_and_the_others_are_known(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index = TurnIndex(10_000, 100)
+    with Ledger(path, shared=True) as mine, Ledger(path, shared=True) as other:
+        given = numbers(other.writer, 0)
+        follower = Follower(path, mine.writer)
+        first, second = turn(next(given), next(given)), turn(next(given), next(given))
+        other.append([step(first.step), first, step(second.step), second])
+        db = sqlite3.connect(path)
+        db.executescript(f"DROP TRIGGER turns_append_only; UPDATE turns SET message = X'00' WHERE id = {first.turn.id}")
+        db.close()
+        assert follower.catch_up({"": index}) == 1
+        assert list(index.turns) == [turn.id for turn in mine.known_turns(9)] == [second.turn.id]
+        follower.close()
+    assert caplog.text.count(f"turn {first.turn.id} of the ledger cannot be read") == 2
+
+
+def test_a_turn_whose_session_was_forgotten_while_it_ran_leaves_nothing(path: Path) -> None:
+    with Ledger(path, shared=True) as mine, Ledger(path, shared=True) as other:
+        mine.append([step(100, session=8)])
+        other.forget(8)
+        mine.append([turn(101, 100, session=8)])
+        db = sqlite3.connect(path)
+        assert db.execute("SELECT (SELECT count(*) FROM turns), (SELECT count(turn) FROM journal)").fetchone() == (0, 0)
+        db.close()
 
 
 def test_a_session_that_another_has_forgotten_is_no_failure_of_bounds(path: Path) -> None:

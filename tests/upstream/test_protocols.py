@@ -76,6 +76,16 @@ async def test_a_stop_string_is_named_and_a_call_that_it_cut_is_none() -> None:
         assert [item["type"] for item in last["response"]["output"]] == ["message"]
 
 
+async def test_a_call_before_a_stop_string_is_a_call_streamed_or_not() -> None:
+    deltas = [piece(0, '{"city":"Oslo"}', NAME), {"content": "so STOP"}]
+    async with scripted(Reply(deltas, "tool_calls")) as (_, client):
+        choice = (await ask(client, chat_with_tool(stop="STOP")))["choices"][0]
+        assert choice["finish_reason"] == "tool_calls" and len(choice["message"]["tool_calls"]) == 1
+        body = asks(tools=[FLAT_TOOL], stop="STOP", stream=True)
+        last = events_of((await client.post("/v1/responses", json=body)).text)[-1]
+        assert [item["type"] for item in last["response"]["output"]] == ["function_call", "message"]
+
+
 async def test_a_session_of_the_messages_api_is_found_shown_and_sent_again_from_its_ledger(
     ledger: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

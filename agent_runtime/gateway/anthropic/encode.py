@@ -45,7 +45,7 @@ def ending(delivered: Delivered) -> Json:
         reason = "tool_use"
     else:
         reason = "end_turn" if delivered.stop is None else "stop_sequence"
-    return {"stop_reason": reason, "stop_sequence": delivered.stop}
+    return {"stop_reason": reason, "stop_sequence": delivered.stop if reason == "stop_sequence" else None}
 
 
 def content_of(delivered: Delivered, signature: str, *, hides_thinking: bool) -> list[Json]:

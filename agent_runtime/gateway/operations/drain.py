@@ -1,5 +1,6 @@
 """The orderly end of a gateway: not ready any more at once, no new work, and running work may end."""
 
+import asyncio
 import time
 
 from agent_runtime.gateway.errors import ApiError
@@ -15,6 +16,7 @@ class Drain:
         self.working = 0
         """Requests for work, and completions in the background."""
         self._began_s: float | None = None
+        self._begun = asyncio.Event()
 
     @property
     def begun(self) -> bool:
@@ -25,6 +27,11 @@ class Drain:
         """Take no more work from now on."""
         if self._began_s is None:
             self._began_s = time.monotonic()
+            self._begun.set()  # a loop that sleeps sees it with its next turn: a server's has ten a second
+
+    async def until_begun(self) -> None:
+        """Wait for the end to begin."""
+        await self._begun.wait()
 
     def for_s(self) -> float:
         """Seconds since the end began; 0 before."""

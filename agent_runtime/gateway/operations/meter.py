@@ -43,6 +43,8 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._ended_s = time.monotonic()
+        if isinstance(error, Exception) and self.outcome == CLIENT_LEFT:  # a fault, not a client that left
+            self.outcome, self.status = ERROR, 500
         instruments = self._instruments
         if instruments is None:
             return

@@ -9,7 +9,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from agent_runtime.gateway.completion import ChoiceEnd, Failure, Item
-from agent_runtime.gateway.errors import RETRY_AFTER_S, ApiError
+from agent_runtime.gateway.errors import RETRY_AFTER_S, ApiError, internal_error
 from agent_runtime.gateway.job import Gateway, Job
 from agent_runtime.gateway.operations.logs import completion_fields
 from agent_runtime.gateway.operations.meter import DONE, Meter
@@ -59,6 +59,7 @@ class Background:
         scope = self._running[wire.id] = anyio.CancelScope()
         self._of_owner[owner] += 1
         slot.keep()
+        self._gateway.drain.working += 1  # here, while the request that starts it still counts
         self._tasks.start_soon(self._run, job, wire, scope, owner, slot)
 
     def cancel(self, name: str) -> None:
@@ -68,12 +69,9 @@ class Background:
 
     async def _run(self, job: Job, wire: ResponsesWire, scope: anyio.CancelScope, owner: str, slot: Slot) -> None:
         meter = Meter(self._gateway.instruments, wire.protocol)
-        self._gateway.drain.working += 1
         try:
             with scope, meter:
-                await self._collect(job, wire, meter)
-        except Exception:
-            logger.exception("response %s in the background failed", wire.id)
+                await self._guarded(job, wire, meter)
         finally:
             self._gateway.drain.working -= 1
             del self._running[wire.id]
@@ -86,6 +84,15 @@ class Background:
                 fields,
                 extra={"fields": fields},
             )
+
+    async def _guarded(self, job: Job, wire: ResponsesWire, meter: Meter) -> None:
+        try:
+            await self._collect(job, wire, meter)
+        except Exception:
+            logger.exception("response %s in the background failed", wire.id)
+            error = internal_error()
+            wire.fail(error)
+            meter.failed(error, in_stream=True)
 
     async def _collect(self, job: Job, wire: ResponsesWire, meter: Meter) -> None:
         ends: list[ChoiceEnd] = []

@@ -11,6 +11,7 @@ from agent_runtime.gateway.settings import GatewaySettings
 
 Json = dict[str, Any]
 
+_ERROR_CODES = {400: "invalid_prompt", 413: "invalid_prompt", 422: "invalid_prompt", 429: "rate_limit_exceeded"}
 _REPEATED = ("instructions", "max_output_tokens", "previous_response_id")
 
 
@@ -53,7 +54,7 @@ def new_response(body: Mapping[str, Any], decoded: Decoded, facts: Facts, settin
 
 def failed(response: Json, error: ApiError) -> Json:
     """The response after a failure. ``code`` is one of the API's words, the message says what really happened."""
-    code = "rate_limit_exceeded" if error.status == 429 else "server_error" if error.status >= 500 else "invalid_prompt"
+    code = _ERROR_CODES.get(error.status, "server_error")
     return {**response, "status": "failed", "error": {"code": code, "message": error.message}}
 
 

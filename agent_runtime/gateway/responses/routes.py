@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import anyio.to_thread
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -12,7 +13,7 @@ from agent_runtime.gateway.admission import slot_of
 from agent_runtime.gateway.answer import Answer
 from agent_runtime.gateway.body import read_json_object
 from agent_runtime.gateway.errors import CLIENT_CLOSED_REQUEST, ApiError
-from agent_runtime.gateway.job import Asked, Gateway, Job, prepare
+from agent_runtime.gateway.job import INLINE_BODY_BYTES, Asked, Gateway, Job, prepare
 from agent_runtime.gateway.owner import owner_of
 from agent_runtime.gateway.responses.background import Background
 from agent_runtime.gateway.responses.decode import Decoded, decode
@@ -39,6 +40,7 @@ class ResponseRoutes:
         )
         self._stores = {owner: ResponseStore(responses, size_bytes) for owner in gateway.owners}
         self.background = Background(gateway)
+        self._foreground: dict[str, Answer] = {}
 
     def routes(self) -> list[Route]:
         """For the application."""
@@ -53,25 +55,32 @@ class ResponseRoutes:
     async def create(self, request: Request) -> ASGIApp:
         """POST /v1/responses."""
         try:
-            body, _ = await read_json_object(request, self._gateway.settings.max_body_bytes)
+            # Finite: the response repeats parts of the request.
+            body, received = await read_json_object(request, self._gateway.settings.max_body_bytes, finite=True)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        _check_numbers(body)
         owner = owner_of(request)
         store = self.store(owner)
         previous = _previous(body, store)
+        is_small = previous is None and len(received) <= INLINE_BODY_BYTES
         decoded = decode(body, previous.conversation() if previous is not None else (), store.find_item)
         if decoded.fields.background:
             self.background.check_room(owner)
         try:
             # The record keeps the chat completion that is meant: whole, where the request says only what is new.
-            raw = json.dumps(decoded.chat, ensure_ascii=False).encode()
+            raw = await _written(decoded.chat, is_small=is_small)
             job = await prepare(Asked(decoded.chat, raw, request.headers, owner=owner), self._gateway)
         except ApiError as error:
             raise decoded.blame.error(error) from error
-        wire = self._wire(body, decoded, job, previous, store)
+        response = new_response(body, decoded, job.facts, self._gateway.settings)
+        items = with_ids(decoded.items, job.facts.token)
+        stored = Stored(response, items, previous, job.facts.signatures[0])
+        if decoded.fields.stored:
+            stored.items_bytes = len(await _written(items, is_small=is_small))
+            store.add(stored)
+        wire = self._wire(decoded, job, stored, store)
         if not decoded.fields.background:
-            return _Foreground(Answer(self._gateway, job, wire), wire)
+            return _Foreground(Answer(self._gateway, job, wire), wire, self._foreground)
         self.background.start(job, wire, owner, slot_of(request.scope))
         return JSONResponse(wire.response, headers=job.headers())
 
@@ -97,6 +106,9 @@ class ResponseRoutes:
         stored = self._stored(request)
         self.store(owner_of(request)).remove(stored)
         self.background.cancel(stored.id)
+        if (answer := self._foreground.get(stored.id)) is not None:
+            # 410: clients try a 409 or 500 once more by themselves.
+            answer.abort(ApiError(410, "The response was deleted while it ran.", code="response_deleted"))
         return JSONResponse({"id": stored.id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
@@ -126,23 +138,14 @@ class ResponseRoutes:
         """The kept responses of an owner: nobody else can find, continue or cancel them, or make them go."""
         return self._stores[owner]
 
-    def _wire(
-        self, body: Json, decoded: Decoded, job: Job, previous: Stored | None, store: ResponseStore
-    ) -> ResponsesWire:
-        facts = job.facts
-        response = new_response(body, decoded, facts, self._gateway.settings)
-        items = with_ids(decoded.items, facts.token)
-        stored = Stored(response, items, previous, facts.signatures[0])
-        if decoded.fields.stored:
-            store.add(stored)
-
+    def _wire(self, decoded: Decoded, job: Job, stored: Stored, store: ResponseStore) -> ResponsesWire:
         def changed(response: Json) -> None:
             # A response that was cancelled stays so, whatever its task still says.
             if decoded.fields.stored and stored.running:
                 store.update(stored, response)
 
         shows = decoded.fields.shows_signature
-        return ResponsesWire(facts, response, decoded.blame, shows_signature=shows, changed=changed)
+        return ResponsesWire(job.facts, stored.response, decoded.blame, shows_signature=shows, changed=changed)
 
     def _stored(self, request: Request) -> Stored:
         name = request.path_params["name"]
@@ -155,16 +158,19 @@ class ResponseRoutes:
 
 
 class _Foreground:
-    """An answer whose response is cancelled when its client leaves."""
+    """An answer that is among those ``running`` meanwhile, and whose response is cancelled when its client leaves."""
 
-    def __init__(self, answer: Answer, wire: ResponsesWire) -> None:
+    def __init__(self, answer: Answer, wire: ResponsesWire, running: dict[str, Answer]) -> None:
         self._answer = answer
         self._wire = wire
+        self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._running[self._wire.id] = self._answer
         try:
             await self._answer(scope, receive, send)
         finally:
+            del self._running[self._wire.id]
             self._wire.left()
 
 
@@ -192,15 +198,13 @@ def _previous(body: Json, store: ResponseStore) -> Stored | None:
     return stored
 
 
-def _check_numbers(body: Json) -> None:
-    """Raise ApiError for what could be read and not be written: the response repeats parts of the request."""
-    try:
-        json.dumps(body, allow_nan=False)
-    except ValueError as error:
-        message = "The request has a number that is too large for JSON; write it smaller, or as a string."
-        raise ApiError(400, message, code="invalid_json") from error
-    except RecursionError as error:
-        raise ApiError(400, "The request is nested too deeply.", code="invalid_json") from error
+async def _written(value: object, *, is_small: bool) -> bytes:
+    """A value as JSON; one that may be large on a thread, so that it does not hold up every stream."""
+
+    def write() -> bytes:
+        return json.dumps(value, ensure_ascii=False).encode()
+
+    return write() if is_small else await anyio.to_thread.run_sync(write)
 
 
 def _include(request: Request) -> list[str]:

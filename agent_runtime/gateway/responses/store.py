@@ -18,13 +18,15 @@ class Stored:
     """A response with its own input, all items with ids, and the response it continues.
 
     ``signature`` leads back to its turn. ``followers`` counts the kept responses that continue it; while there are any
-    its items stay, though it may no longer be found itself.
+    its items stay, though it may no longer be found itself. ``items_bytes`` is the size of ``items`` as JSON, counted
+    when it is kept if nobody has counted it before.
     """
 
     response: Json
     items: Sequence[Item]
     previous: "Stored | None"
     signature: str
+    items_bytes: int = 0
     size_bytes: int = 0
     followers: int = 0
     listed: bool = True
@@ -145,7 +147,8 @@ class ResponseStore:
         self._items.update((item["id"], item) for item in items if stored.token in item["id"])
 
     def _count(self, stored: Stored) -> None:
-        size_bytes = len(json.dumps([stored.response, stored.items], ensure_ascii=False).encode())
+        stored.items_bytes = stored.items_bytes or _json_bytes(stored.items)  # they never change
+        size_bytes = stored.items_bytes + _json_bytes(stored.response)
         if stored.kept:  # else it was deleted while it ran
             self._bytes += size_bytes - stored.size_bytes
         stored.size_bytes = size_bytes
@@ -159,3 +162,7 @@ class ResponseStore:
 
     def _too_much(self) -> bool:
         return self._bytes > self.max_bytes or len(self._listed) > self.max_responses
+
+
+def _json_bytes(value: object) -> int:
+    return len(json.dumps(value, ensure_ascii=False).encode())
