@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from k3_sglang.config import ConfigError, K3Config
+from k3_sglang.launch.engine_mapping import further_flag
 from k3_sglang.launch.planner.choose import candidates, compare
 from k3_sglang.launch.planner.from_flags import default_chunk, layout_of, page_size, pool_settings_of
 from k3_sglang.launch.planner.hardware import GPUS, Gpu, find_gpu
@@ -67,7 +68,11 @@ def plan_of(
 
 
 def flags_of(values: LaunchSettings) -> dict[str, str | None]:
-    """The SGLang flags of launch settings that decide sizes; as ``launch/command.py`` gives them on a GPU."""
+    """The SGLang flags of launch settings that decide sizes; as ``launch/command.py`` gives them on a GPU.
+
+    Raises:
+        SettingsError: a flag of the ``engine`` mapping that a launch would refuse too.
+    """
     sizes = {
         "tp-size": values.tp,
         "pp-size": values.pp,
@@ -87,7 +92,8 @@ def flags_of(values: LaunchSettings) -> dict[str, str | None]:
         flags["disable-overlap-schedule"] = None
     if values.disaggregation != "none":
         flags["disaggregation-mode"] = values.disaggregation
-    flags |= {name: None if value is True else str(value) for name, value in values.engine.items()}
+    taken = dict.fromkeys(sizes, "as its setting says")
+    flags |= {name: further_flag(name, value, taken, values.cache) for name, value in values.engine.items()}
     return flags
 
 
