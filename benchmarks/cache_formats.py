@@ -8,7 +8,7 @@ layers, while the same tokens run beside it without. `bfloat16 pool` rounds afte
 (SGLang's `--mamba-ssm-dtype bfloat16`) does to running requests; `bfloat16 model` is no rounding of states at all but
 weights and activations in bfloat16, as every deployment has them: the yardstick. Compared are all tokens of the turns
 after so many restores: how often the most likely token is the same, the mean difference of its log-probability, and the
-mean KL divergence in nats. The tiny model's weights are random: it is far more sensitive than a trained one.
+mean KL divergence in nats. The default, `tiny-random`, is untrained: it is far more sensitive than a trained model.
 
 Below, one KDA layer of K3's head size with random inputs: relative error of its state and of its output. `slow` and
 `fast` are the decay of its gates; errors die as fast as the state itself.
@@ -187,7 +187,7 @@ def show(drifts: Sequence[Drift], layers: Sequence[LayerDrift]) -> None:
 def main() -> int:
     """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="checkpoint; default: the tiny model")
+    parser.add_argument("--model", type=Path, help="checkpoint; default: `tiny-random`")
     parser.add_argument("--turn", type=int, default=24, help="tokens between two restores (default: 24)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

@@ -10,36 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from k3_sglang.announce import DIRECTORY_VARIABLE
+from k3_sglang.launch.engine_mapping import check_variable, further_flag
 from k3_sglang.launch.resolve import Resolved
 from k3_sglang.launch.settings import LaunchSettings, SettingsError
-
-FORBIDDEN_FLAGS = {
-    "trust-remote-code": "no code from a checkpoint directory is executed",
-    "radix-eviction-policy": "the state cache evicts by its own policy",
-    "config": "a second file could contradict every setting; write SGLang's flags into this mapping",
-}
-"""Flags the ``engine`` mapping may not carry, with the reason."""
-
-NOT_WITH_K3_CACHE = {
-    "speculative-algorithm": "states at exact ends are not kept under speculation",
-    "disaggregation-mode": "states at exact ends are kept by one engine only",
-    "enable-session-radix-cache": "the k3 cache takes sessions as hints",
-    "enable-int8-mamba-checkpoint": "with the k3 cache it is checkpoint_format",
-    "mamba-max-states-per-path": "the k3 cache needs no cap",
-}
-"""Flags the ``engine`` mapping may carry only with ``cache: sglang``, with the reason."""
-
-OTHER_NAMES = {
-    "model": "model-path",
-    "tensor-parallel-size": "tp-size",
-    "pipeline-parallel-size": "pp-size",
-    "expert-parallel-size": "ep-size",
-}
-"""SGLang's second names of flags the launcher sets. It also accepts every unambiguous beginning of a flag's name."""
-
-
-OWN_VARIABLES = ("SGLANG_PLUGINS", "SGLANG_PLATFORM", "SGLANG_USE_CPU_ENGINE", "CUDA_VISIBLE_DEVICES", "PYTHONWARNINGS")
-"""Variables that the ``environment`` mapping may not carry: they switch the plugin off, or the launcher sets them."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +39,8 @@ def engine_flags(resolved: Resolved) -> list[Flag]:
         ours.append(Flag("disable-overlap-schedule", None, "overlap hides CPU work behind a GPU"))
     taken = {flag.name: flag.reason for flag in ours}
     cache, mapping = resolved.settings.cache, resolved.settings.engine
-    further = [_further_flag(name, value, taken, cache) for name, value in mapping.items()]
-    return ours + further
+    reason = "engine mapping of the configuration"
+    return ours + [Flag(name, further_flag(name, value, taken, cache), reason) for name, value in mapping.items()]
 
 
 def _common_flags(resolved: Resolved) -> list[Flag]:
@@ -164,27 +137,6 @@ def _own_model_on_gpu_flags() -> list[Flag]:
     ]
 
 
-def _further_flag(name: str, value: bool | int | float | str, taken: Mapping[str, str], cache: str) -> Flag:
-    if name.startswith("-") or "_" in name:
-        wanted = name.lstrip("-").replace("_", "-")
-        raise SettingsError(f"engine.{name}: write SGLang's long flag without leading dashes, {wanted!r}")
-    full = OTHER_NAMES.get(name, name)
-    if full in FORBIDDEN_FLAGS:
-        raise SettingsError(f"engine.{name} is refused: {FORBIDDEN_FLAGS[full]}")
-    if full in NOT_WITH_K3_CACHE and cache == "k3":
-        raise SettingsError(f"engine.{name} is refused: {NOT_WITH_K3_CACHE[full]}; set cache to 'sglang' to use it")
-    if full in taken:
-        raise SettingsError(
-            f"engine.{name}: the launcher sets --{full} itself ({taken[full]}); to choose it, use its own setting"
-        )
-    for known in (*FORBIDDEN_FLAGS, *NOT_WITH_K3_CACHE, *taken):
-        if known != full and known.startswith(name):
-            raise SettingsError(f"engine.{name}: SGLang would read it as --{known}; write flags in full")
-    if value is False:
-        raise SettingsError(f"engine.{name} is false; SGLang's switches cannot be given as off: leave the key out")
-    return Flag(name, None if value is True else str(value), "engine mapping of the configuration")
-
-
 def engine_command(resolved: Resolved) -> list[str]:
     """The engine's command line."""
     command = [sys.executable, "-m", "sglang.launch_server"]
@@ -197,7 +149,7 @@ def engine_environment(resolved: Resolved, base: Mapping[str, str]) -> dict[str,
     """Variables of the engine that differ from ``base`` or must be there.
 
     Raises:
-        SettingsError: more CPU ranks than cores.
+        SettingsError: a variable that is not the configuration's to set; more CPU ranks than cores.
     """
     added = {
         "K3_SGLANG_MODEL_IMPL": resolved.settings.model_impl,
@@ -216,8 +168,7 @@ def engine_environment(resolved: Resolved, base: Mapping[str, str]) -> dict[str,
         # SGLang then registers our classes itself and skips importing its own two hundred models.
         added["SGLANG_EXTERNAL_MODEL_PACKAGE"] = "k3_sglang.models"
     for name, value in resolved.settings.environment.items():
-        if name in added or name.startswith("K3_SGLANG_") or name in OWN_VARIABLES:
-            raise SettingsError(f"environment.{name}: the launcher decides this variable itself; leave it out")
+        check_variable(name, added, resolved.settings.api_keys_env)
         added[name] = value
     if resolved.device == "cpu":
         added["CUDA_VISIBLE_DEVICES"] = ""  # else the plugin would leave the platform to a GPU that is there
@@ -250,12 +201,17 @@ def gateway_settings(resolved: Resolved) -> dict[str, Any]:
     """Contents of the gateway's settings file.
 
     Raises:
-        SettingsError: the ``gateway`` mapping repeats a key that the launcher sets.
+        SettingsError: the ``gateway`` mapping repeats a key that the launcher sets, or names another server.
     """
     ours = _gateway_settings(resolved)
     for name in resolved.settings.gateway:
         if name in ours:
             raise SettingsError(f"gateway.{name}: the launcher sets this itself; use its own setting")
+        if name.startswith("upstream"):
+            raise SettingsError(
+                f"gateway.{name}: this gateway answers from the engine that the launcher starts; before another server "
+                "start it alone, `python -m agent_runtime.gateway` (docs/upstreams.md)"
+            )
     return {**ours, **resolved.settings.gateway}
 
 

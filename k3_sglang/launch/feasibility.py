@@ -10,7 +10,7 @@ from k3_sglang.launch.conflicts import Facts, broken
 from k3_sglang.launch.planner.command import flags_of, plan_of
 from k3_sglang.launch.planner.hardware import find_gpu
 from k3_sglang.launch.planner.plan import Model, Plan, Workload
-from k3_sglang.launch.planner.pools import gib
+from k3_sglang.launch.planner.pools import gib, largest_request
 from k3_sglang.launch.planner.release import RELEASE
 from k3_sglang.launch.resolve import Resolved
 from k3_sglang.launch.settings import LaunchSettings
@@ -60,7 +60,7 @@ def sizes(resolved: Resolved) -> list[str]:
             f"gpu is {name!r}: {gib(plan.shortage.missing_bytes)} too little on each of {plan.layout.gpus} GPUs; "
             f"{plan.shortage.why}: use more GPUs, or see `python -m k3_sglang.launch plan --gpu {name}`"
         ]
-    return too_many_requests(resolved.settings, plan)
+    return too_many_requests(resolved.settings, plan) + too_long(plan)
 
 
 def too_many_requests(settings: LaunchSettings, plan: Plan) -> list[str]:
@@ -74,4 +74,17 @@ def too_many_requests(settings: LaunchSettings, plan: Plan) -> list[str]:
     return [
         f"max_running_requests is {asked}; the pools of this plan let {allowed} run: lower it, raise "
         "engine.mamba-full-memory-ratio, or give state_slots (sglang#33004)"
+    ]
+
+
+def too_long(plan: Plan) -> list[str]:
+    """Requests that are accepted and that the latents cannot hold: SGLang ends them without a token, or never."""
+    if plan.pools is None:
+        return []
+    largest = largest_request(plan.pools, plan.settings, plan.layout)
+    if plan.settings.context_len <= largest:
+        return []
+    return [
+        f"context_len is {plan.settings.context_len} (the model's, where it is not set); the pools of this plan hold "
+        f"requests of at most {largest} tokens: lower it, or leave more memory to latents"
     ]

@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.console import Console
 
-from k3_sglang.launch.feasibility import settings_conflicts, too_many_requests
+from k3_sglang.launch.feasibility import settings_conflicts, too_long, too_many_requests
 from k3_sglang.launch.planner.choose import best
 from k3_sglang.launch.planner.command import parser, plans_from_arguments, plans_from_file
 from k3_sglang.launch.planner.report import as_json, print_plan
@@ -35,7 +35,7 @@ def plan(arguments: Sequence[str]) -> int:
     else:
         plans = plans_from_file(asked)
         settings = validate(read_file(Path(asked.config)), source=asked.config)
-        refused = settings_conflicts(settings) + too_many_requests(settings, plans[0])
+        refused = settings_conflicts(settings) + too_many_requests(settings, plans[0]) + too_long(plans[0])
     chosen = best(plans)
     chosen = replace(chosen, problems=(*chosen.problems, *refused))
     if asked.json:

@@ -25,7 +25,7 @@ def flags(plan: Resolved) -> dict[str, str | None]:
 
 
 def test_every_flag_has_a_reason_and_is_given_once(checkpoint: Path) -> None:
-    all_flags = command.engine_flags(resolved(checkpoint, engine={"dp-size": 2}))
+    all_flags = command.engine_flags(resolved(checkpoint, engine={"watchdog-timeout": 2}))
     assert all(flag.reason for flag in all_flags)
     assert len({flag.name for flag in all_flags}) == len(all_flags)
 
@@ -118,6 +118,13 @@ def test_our_model_code_on_a_gpu_runs_without_what_it_was_never_run_with(
         ({"tensor-parallel-size": 2}, "sets --tp-size itself"),
         ({"model": "elsewhere"}, "sets --model-path itself"),
         ({"config": "other.yaml"}, "is refused: a second file"),
+        ({"api-key": "sk-secret"}, "keys are the gateway's, api_keys_file or api_keys_env"),
+        ({"data-parallel-size": 2}, "whole copies of the model"),
+        ({"nnodes": 2}, "the launcher has a setting for --nnodes; use nodes"),
+        ({"nccl-init-addr": "h:1"}, "use dist_init_addr"),
+        ({"attention-data-parallel-size": 2}, "use attn_dp"),
+        ({"disaggregation-mode": "prefill"}, "use disaggregation"),
+        ({"mem-fraction": 0.99}, "SGLang would read it as --mem-fraction-static"),
     ],
 )
 def test_further_flags_that_make_no_sense_are_refused(
@@ -125,6 +132,41 @@ def test_further_flags_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(SettingsError, match=expected):
         command.engine_flags(resolved(checkpoint, engine=engine))
+
+
+def test_a_key_is_not_repeated_in_the_message_that_refuses_it(checkpoint: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        command.engine_flags(resolved(checkpoint, engine={"api-key": "sk-secret"}))
+    assert "sk-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "setting"),
+    [("max-mamba-cache-size", "state_slots"), ("max-running-requests", "max_running_requests")],
+)
+def test_sizes_that_sglang_would_choose_on_a_gpu_are_settings_and_no_further_flags(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, flag: str, setting: str
+) -> None:
+    monkeypatch.setattr(stage, "cuda_devices", lambda: 1)
+    plan = resolve(validate({"model": str(checkpoint), "device": "cuda", "engine": {flag: 64}}, source="test"))
+    with pytest.raises(SettingsError, match=f"has a setting for --{flag}; use {setting}"):
+        command.engine_flags(plan)
+
+
+@pytest.mark.parametrize(
+    "name", ["SGLANG_CPU_OMP_THREADS_BIND", "SGLANG_EXTERNAL_MODEL_PACKAGE", "PATH", "K3_SGLANG_EXPERTS", "MY_KEYS"]
+)
+def test_variables_of_the_launcher_and_of_the_keys_are_not_the_configurations(checkpoint: Path, name: str) -> None:
+    plan = resolved(checkpoint, environment={name: "sk-secret"}, api_keys_env="MY_KEYS")
+    with pytest.raises(SettingsError, match=f"environment.{name}: ") as refused:
+        command.engine_environment(plan, {})
+    assert "sk-secret" not in str(refused.value)
+
+
+def test_the_gateway_mapping_cannot_put_another_server_behind_the_gateway(checkpoint: Path) -> None:
+    plan = resolved(checkpoint, gateway={"upstream": "openai", "upstream_url": "http://elsewhere/v1"})
+    with pytest.raises(SettingsError, match="gateway.upstream: this gateway answers from the engine"):
+        command.gateway_settings(plan)
 
 
 def test_overlap_is_off_on_a_cpu_unless_asked_for(checkpoint: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from k3_sglang.launch.settings import LaunchSettings, parse
+from k3_sglang.launch.settings import parse
 from k3_sglang.launch.supervisor import CLOSE_S
 
 
@@ -52,7 +52,12 @@ def test_the_container_starts_the_launcher_and_copies_what_there_is(repository: 
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)[0])
     command = json.loads(re.findall(r"^CMD (.*)$", text, re.MULTILINE)[0])
     assert entry[:3] == ["python", "-m", "k3_sglang.launch"]
-    assert isinstance(parse([*entry[3:], *command]).settings, LaunchSettings)
+    ways = [command, *(shlex.split(words) for words in re.findall(r"^# +podman run .* k3( .*)?$", text, re.MULTILINE))]
+    assert len(ways) == 3
+    for words in ways:
+        settings = parse([*entry[3:], *(words or command)]).settings
+        # The gateway refuses to listen on all addresses unless keys are named, or their absence is.
+        assert settings.allow_no_keys != (settings.api_keys_env is not None)
     for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE):
         for name in line.split()[:-1]:
             assert (repository / name).exists(), name

@@ -16,9 +16,10 @@ import pytest
 from k3_sglang import tiny
 from k3_sglang.launch.__main__ import main
 from k3_sglang.launch.doctor import checkpoint as checkpoints
-from k3_sglang.launch.doctor import command, machine, software
+from k3_sglang.launch.doctor import command, configuration, machine, software
 from k3_sglang.launch.doctor.findings import Finding
 from k3_sglang.launch.planner.hardware import GIB
+from k3_sglang.launch.settings import validate
 from k3_sglang.loading.headers import INDEX_FILE
 
 SHARD = "model-00002-of-000003.safetensors"
@@ -116,6 +117,41 @@ def test_hashes_are_compared_where_a_list_of_them_is_there(sound: Path) -> None:
     assert blocking(sound, hashes=False) == []
     (sound / "SHA256SUMS").write_text("no hash\n", encoding="utf-8")
     assert "line 1 is not a hash and a file name" in blocking(sound)[0].text
+
+
+@pytest.mark.parametrize("listed", ["", f"{'0' * 64}  README.md\n"])
+def test_a_list_of_hashes_that_leaves_weights_out_is_no_proof_of_them(sound: Path, listed: str) -> None:
+    (sound / "README.md").touch()
+    listed = listed.replace("0" * 64, hashlib.sha256(b"").hexdigest())
+    (sound / "SHA256SUMS").write_text(listed, encoding="utf-8")
+    (told,) = (one for one in checkpoints.look(sound) if one.area == "hashes")
+    assert told.level == "note" and SHARD in told.text
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "fix"),
+    [
+        ({"host": "0.0.0.0"}, "the gateway refuses: host is '0.0.0.0'", "set api_keys_file or api_keys_env"),
+        ({"gateway": {"max_runing": 3}}, "max_runing", ""),
+        ({"gateway": {"upstream": "openai"}}, "gateway.upstream", ""),
+        ({"context_len": 1 << 30}, "this model's maximum is", ""),
+        ({"ep": 3, "tp": 3}, "ep is 3", ""),
+        ({"nodes": 2, "tp": 2}, "dist_init_addr is not set", "give HOST:PORT of the first machine"),
+        ({"ledger": "/dev/null/ledger.db"}, "ledger names '/dev/null/ledger.db'", "name another"),
+        ({"engine": {"api-key": "x"}}, "engine.api-key is refused", ""),
+        ({"engine": {"kv-cache-dtype": "fp8_e4m3"}}, "on device cpu: the CPU has no FP8 latents", "leave it out (FP8"),
+    ],
+)
+def test_what_a_launch_refuses_the_doctor_tells_too(values: dict[str, object], expected: str, fix: str) -> None:
+    settings = validate({"device": "cpu", "port": 0, **values}, source="test")
+    found = configuration.look(settings, has_model=True)
+    assert [one.level for one in found] == ["blocks"]
+    assert expected in f"{found[0].text}; {found[0].fix}" and found[0].fix.startswith(fix)
+
+
+def test_settings_that_a_launch_takes_are_told_as_such() -> None:
+    found = configuration.look(validate({"device": "cpu", "port": 0}, source="test"), has_model=True)
+    assert [one.level for one in found] == ["ok"]
 
 
 def test_no_checkpoint_at_all_is_one_finding(tmp_path: Path) -> None:

@@ -17,7 +17,14 @@ from k3_sglang.launch.planner.choose import best, candidates, compare
 from k3_sglang.launch.planner.hardware import GIB, find_gpu
 from k3_sglang.launch.planner.layout import Layout, layout_problems, stages
 from k3_sglang.launch.planner.plan import Workload, balanced_ratio, crossing_bytes, decode_bound, make_plan
-from k3_sglang.launch.planner.pools import Pools, PoolSettings, Shortage, size_pools, slots_per_request
+from k3_sglang.launch.planner.pools import (
+    Pools,
+    PoolSettings,
+    Shortage,
+    checkpoint_pool_bytes,
+    size_pools,
+    slots_per_request,
+)
 from k3_sglang.launch.planner.release import RELEASE, RELEASE_VISION_PARAMETERS
 from k3_sglang.launch.planner.weights import checkpoint_bytes, model_weights, weights_per_gpu
 from k3_sglang.launch.settings import SettingsError
@@ -240,3 +247,78 @@ def test_the_tiny_models_files_weigh_what_is_planned() -> None:
     images = {name: spec for name, spec in expected_tensors(config).items() if "language_model" not in name}
     vision = sum(2 * prod(spec.shape) for spec in images.values())
     assert checkpoint_bytes(config.text, vision) == pytest.approx(stored, rel=1e-3)
+
+
+def test_a_pool_of_checkpoints_is_counted_in_what_the_memory_fraction_keeps_back() -> None:
+    layout, workload = Layout(tp=8), Workload()
+    plain = PoolSettings(262_144, memory_fraction=0.85, state_ratio=0.1, page_size=64, chunked_prefill_tokens=16_384)
+    small = replace(plain, checkpoint_format="int8", checkpoint_slots=200)
+    assert checkpoint_pool_bytes(TEXT, small, layout) == 201 * 69 * (12 * 128 * 132 + 3 * 36_864 // 8 * 2)
+    halves = replace(small, checkpoint_format="bfloat16")
+    assert checkpoint_pool_bytes(TEXT, halves, layout) == 201 * 232_316_928 // 8
+    gpu = find_gpu("b300")
+    plan = make_plan(RELEASE, gpu, layout, small, workload)
+    assert plan.fits and plan.rows[0].sessions == 100
+    tight = make_plan(RELEASE, gpu, layout, replace(small, memory_fraction=0.9), workload)
+    assert not tight.fits and tight.shortage is not None
+    assert "checkpoint_slots take" in tight.shortage.why and "set it to 0.89" in tight.shortage.why
+
+
+def test_requests_that_the_latents_cannot_hold_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "long.yaml"
+    engine = "engine: {moe-runner-backend: marlin, mem-fraction-static: 0.9, mamba-full-memory-ratio: 0.031}"
+    text = f"gpu: h200\ntp: 16\nep: 16\nnodes: 2\ndist_init_addr: h:1\npage_size: 64\n{engine}\n"
+    file.write_text(text, encoding="utf-8")
+    assert main(["plan", "--config", str(file)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "context_len is 1048576 (the model's, where it is not set)" in shown and "at most 862336 tokens" in shown
+    file.write_text(text + "context_len: 862336\n", encoding="utf-8")
+    assert main(["plan", "--config", str(file)]) == 0
+
+
+def test_settings_of_a_plan_give_that_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--gpu", "h200", "--gpus", "16", "--kv-dtype", "fp8", "--cache", "sglang", "--state-slots", "60"]
+    main(["plan", *given, "--concurrent", "8", "--state-dtype", "bfloat16", "--kv-tokens", "400000", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    lines: list[str] = []
+    engine = {"moe-runner-backend": "marlin"}
+    for name, value in told["settings"].items():
+        if name.startswith("engine."):
+            engine[name.removeprefix("engine.")] = value
+        else:
+            lines.append(f"{name}: {value}")
+    file = tmp_path / "planned.yaml"
+    file.write_text("\n".join([*lines, f"engine: {json.dumps(engine)}", "dist_init_addr: h:1"]), encoding="utf-8")
+    assert main(["plan", "--config", str(file), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["pools"] | {"max_running_requests": 0} == told["pools"] | {"max_running_requests": 0}
+    assert again["rest_bytes"] == told["rest_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--config", "configs/k3-8xb300.yaml", "--tp", "16"], "--tp beside --config"),
+        (["--config", "configs/k3-8xb300.yaml", "--kv-dtype", "fp8"], "--kv-dtype beside --config"),
+        (["--gpu", "b300", "--gpus", "0"], "it must be above 0"),
+        (["--gpu", "b300", "--context", "-1"], "it must be above 0"),
+        (["--gpu", "b300", "--memory-fraction", "nan"], "it must be above 0"),
+    ],
+)
+def test_nothing_that_is_asked_of_a_plan_is_ignored(
+    repository: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    words = [str(repository / word) if word.startswith("configs/") else word for word in arguments]
+    assert main(["plan", *words]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_the_chosen_layout_is_marked_and_a_model_that_is_not_here_is_named(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--gpu", "b200", "--gpus", "16", "--context", "65536", "--concurrent", "8"]) in (0, 1)
+    assert " <" in capsys.readouterr().out.split("memory of")[0]
+    assert main(["plan", "--config", str(repository / "configs" / "k3-8xb300.yaml")]) == 0
+    assert "(/path/to/Kimi-K3 is not here)" in capsys.readouterr().out
+    assert main(["plan", "--config", str(repository / "configs" / "tiny.yaml"), "--gpu", "b300", "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["model"]["checkpoint_bytes"] < 10_000_000

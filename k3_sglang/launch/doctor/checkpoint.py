@@ -133,6 +133,12 @@ def compare_hashes(listed: Path, progress: Callable[[str], None]) -> list[Findin
         progress(f"reading {name}")
         if sha256(path) != wanted:
             found.append(blocks("hashes", f"{name} has other bytes than {listed.name} says", AGAIN))
+    named = {Path(name) for _, name in entries}
+    left = sorted(path.name for path in listed.parent.glob("*.safetensors") if Path(path.name) not in named)
+    if left:
+        text = f"{listed.name} names {_listed(left)} not, so nothing was compared there"
+        fix = "make the list again with `sha256sum *` where the download is known to be whole"
+        found.append(note("hashes", text, fix))
     return found or [ok("hashes", f"{len(entries)} files as {listed.name} says")]
 
 

@@ -13,9 +13,8 @@ from typing import Final, NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from k3_sglang.launch.doctor import checkpoint, machine, software
-from k3_sglang.launch.doctor.findings import Finding, blocks, from_line, note
-from k3_sglang.launch.feasibility import settings_conflicts
+from k3_sglang.launch.doctor import checkpoint, configuration, machine, software
+from k3_sglang.launch.doctor.findings import Finding, blocks, note
 from k3_sglang.launch.resolve import resolve_device, resolve_model
 from k3_sglang.launch.settings import LaunchSettings, SettingsError, read_file, validate
 
@@ -53,15 +52,16 @@ def look(settings: LaunchSettings, *, hashes: bool, console: Console) -> list[Fi
     transport = settings.engine.get("disaggregation-transfer-backend", "mooncake")
     used = str(transport) if settings.disaggregation != "none" else None
     found = software.look(device, used)
-    found += [from_line("settings", line) for line in settings_conflicts(settings)]
     weight_bytes = 0
     try:
         directory = resolve_model(settings.model)
     except SettingsError as error:
-        found.append(blocks("checkpoint", str(error), "give the folder of the checkpoint with --model"))
+        model = [blocks("checkpoint", str(error), "give the folder of the checkpoint with --model")]
     else:
         weight_bytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-        found += checkpoint.look(directory, hashes=hashes, progress=lambda text: console.print(f"doctor: {text}"))
+        model = checkpoint.look(directory, hashes=hashes, progress=lambda text: console.print(f"doctor: {text}"))
+    has_model = not any(one.area == "checkpoint" and one.level == "blocks" for one in model)
+    found += [*configuration.look(settings, has_model=has_model), *model]
     found += machine.look(settings, device, weight_bytes)
     if device == "cpu" and settings.device == "auto":
         text = "no GPU is visible, so the launch would run on the CPU"

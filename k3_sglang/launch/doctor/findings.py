@@ -36,6 +36,6 @@ def blocks(area: str, text: str, fix: str) -> Finding:
 
 
 def from_line(area: str, line: str) -> Finding:
-    """A problem that was told in one line, its remedy behind the last semicolon or colon."""
-    text, _, fix = line.rpartition("; ")
-    return blocks(area, text or line, fix if text else "see docs/launch.md, Errors before the start")
+    """A problem that was told in one line, its remedy behind the first semicolon."""
+    text, _, fix = line.partition("; ")
+    return blocks(area, text, fix or "see docs/launch.md, Errors before the start")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from k3_sglang.config import ConfigError, K3Config
+from k3_sglang.launch.engine_mapping import further_flag
 from k3_sglang.launch.planner.choose import candidates, compare
 from k3_sglang.launch.planner.from_flags import default_chunk, layout_of, page_size, pool_settings_of
 from k3_sglang.launch.planner.hardware import GPUS, Gpu, find_gpu
@@ -15,11 +17,18 @@ from k3_sglang.launch.planner.layout import Layout
 from k3_sglang.launch.planner.plan import DEFAULT_OVERHEAD_GIB, Model, Plan, Workload
 from k3_sglang.launch.planner.pools import DEFAULT_STATE_RATIO, PoolSettings
 from k3_sglang.launch.planner.release import RELEASE
+from k3_sglang.launch.resolve import resolve_model
 from k3_sglang.launch.settings import LaunchSettings, SettingsError, read_file, validate
 from k3_sglang.loading.inventory import PROJECTOR_PREFIX, TOWER_PREFIX, expected_tensors
+from k3_sglang.tiny.trained import RANDOM, TRAINED
 from k3_sglang.vision.support import why_text_only
 
 LAYOUT_FLAGS: Final = ("tp", "pp", "ep", "attn_dp", "dcp")
+SIZE_FLAGS: Final = (
+    *("gpus", "nodes", *LAYOUT_FLAGS, "context_len", "memory_fraction", "state_ratio", "state_slots", "kv_tokens"),
+    *("chunked_prefill_tokens", "kv_dtype", "state_dtype", "cache"),
+)
+"""Arguments that a launch configuration has settings for."""
 
 
 def plans_from_arguments(asked: argparse.Namespace) -> list[Plan]:
@@ -41,13 +50,21 @@ def plans_from_arguments(asked: argparse.Namespace) -> list[Plan]:
 
 
 def plans_from_file(asked: argparse.Namespace) -> list[Plan]:
-    """The plan of a launch configuration, with the sizes it gives."""
+    """The plan of a launch configuration, with the sizes it gives.
+
+    Raises:
+        SettingsError: no kind of GPU; sizes that are the configuration's, given beside it.
+    """
+    beside = [name for name in SIZE_FLAGS if getattr(asked, name) is not None]
+    if beside:
+        flag = f"--{beside[0].replace('_', '-')}"
+        raise SettingsError(f"plan: {flag} beside --config, which has the sizes; change them in the file")
     values = validate(read_file(Path(asked.config)), source=asked.config)
     name = asked.gpu or values.gpu
     if name is None:
         raise SettingsError(f"{asked.config} names no gpu; add `gpu:` to it or give --gpu: {', '.join(GPUS)}")
     gpu = find_gpu(name, asked.gpu_memory_gib)
-    model = find_model(asked.model or (values.model if Path(values.model).is_dir() else "release"))
+    model = find_model(asked.model) if asked.model is not None else _configured(values)
     return [plan_of(values, gpu, model, _workload(asked, values), overhead_gib=asked.overhead_gib)]
 
 
@@ -63,11 +80,17 @@ def plan_of(
     flags = flags_of(values)
     context = values.context_len or model.text.max_position_embeddings
     settings = pool_settings_of(flags, gpu, context_len=context)
+    kept = {"checkpoint_format": values.checkpoint_format, "checkpoint_slots": values.checkpoint_slots or 0}
+    settings = replace(settings, **kept)
     return compare(model, gpu, [layout_of(flags)], settings, workload, balance=False, overhead_gib=overhead_gib)[0]
 
 
 def flags_of(values: LaunchSettings) -> dict[str, str | None]:
-    """The SGLang flags of launch settings that decide sizes; as ``launch/command.py`` gives them on a GPU."""
+    """The SGLang flags of launch settings that decide sizes; as ``launch/command.py`` gives them on a GPU.
+
+    Raises:
+        SettingsError: a flag of the ``engine`` mapping that a launch would refuse too.
+    """
     sizes = {
         "tp-size": values.tp,
         "pp-size": values.pp,
@@ -87,8 +110,19 @@ def flags_of(values: LaunchSettings) -> dict[str, str | None]:
         flags["disable-overlap-schedule"] = None
     if values.disaggregation != "none":
         flags["disaggregation-mode"] = values.disaggregation
-    flags |= {name: None if value is True else str(value) for name, value in values.engine.items()}
+    taken = dict.fromkeys(sizes, "as its setting says")
+    flags |= {name: further_flag(name, value, taken, values.cache) for name, value in values.engine.items()}
     return flags
+
+
+def _configured(values: LaunchSettings) -> Model:
+    """The model of a file; the release where it names none, or a folder that is not here (its name says so)."""
+    name = values.model
+    if "model" not in values.model_fields_set:
+        return RELEASE
+    if name in (TRAINED, RANDOM):
+        return replace(find_model(str(resolve_model(name))), name=name)
+    return find_model(name) if Path(name).is_dir() else replace(RELEASE, name=f"{RELEASE.name} ({name} is not here)")
 
 
 def find_model(name: str | None) -> Model:
@@ -135,7 +169,7 @@ def _pool_settings(asked: argparse.Namespace, gpu: Gpu, model: Model) -> PoolSet
         page_size=page_size({}, gpu),
         kv_dtype_bytes=1 if asked.kv_dtype == "fp8" else 2,
         state_dtype_bytes=2 if asked.state_dtype == "bfloat16" else 4,
-        strategy="no_buffer" if asked.cache == "k3" else "extra_buffer",
+        strategy="extra_buffer" if asked.cache == "sglang" else "no_buffer",
         chunked_prefill_tokens=asked.chunked_prefill_tokens or default_chunk(gpu),
     )
 
@@ -158,14 +192,27 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"plan: {message}; --help lists the flags")
 
 
+def _above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """argparse's ``type`` for numbers above 0: a 0 would read as 'not given'."""
+
+    def number(text: str) -> float:
+        value = kind(text)
+        if not value > 0 or value == float("inf"):
+            raise argparse.ArgumentTypeError(f"it is {text}; it must be above 0")
+        return value
+
+    number.__name__ = kind.__name__
+    return number
+
+
 def parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m k3_sglang.launch plan",
         description="Which layout and pools a machine gives K3, by arithmetic; nothing is loaded or started.",
         allow_abbrev=False,
     )
-    whole: dict[str, Any] = {"type": int, "metavar": "N"}
-    real: dict[str, Any] = {"type": float, "metavar": "X"}
+    whole: dict[str, Any] = {"type": _above_zero(int), "metavar": "N"}
+    real: dict[str, Any] = {"type": _above_zero(float), "metavar": "X"}
     parser.add_argument("--config", metavar="FILE", help="plan the sizes of this launch configuration")
     parser.add_argument("--model", metavar="DIR", help="folder with a K3 config.json (default: the released K3)")
     parser.add_argument("--gpu", metavar="KIND", help=f"{', '.join(GPUS)}")
@@ -187,8 +234,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--state-slots", help="as in the launch settings", **whole)
     parser.add_argument("--kv-tokens", help="as in the launch settings", **whole)
     parser.add_argument("--chunked-prefill-tokens", help="as in the launch settings", **whole)
-    parser.add_argument("--kv-dtype", choices=["bfloat16", "fp8"], default="bfloat16", help="of latents")
-    parser.add_argument("--state-dtype", choices=["float32", "bfloat16"], default="float32", help="of states")
-    parser.add_argument("--cache", choices=["k3", "sglang"], default="k3", help="as in the launch settings")
+    parser.add_argument("--kv-dtype", choices=["bfloat16", "fp8"], help="of latents (default: bfloat16)")
+    parser.add_argument("--state-dtype", choices=["float32", "bfloat16"], help="of states (default: float32)")
+    parser.add_argument("--cache", choices=["k3", "sglang"], help="as in the launch settings (default: k3)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser

@@ -16,6 +16,7 @@ from k3_sglang.launch.planner.pools import (
     Shortage,
     bytes_per_slot,
     bytes_per_token,
+    checkpoint_pool_bytes,
     default_memory_fraction,
     gib,
     kept_back_bytes,
@@ -86,6 +87,8 @@ class Plan:
     overhead_bytes: int = 0
     memory_fraction: float = 0.0
     kept_back_bytes: int = 0
+    checkpoint_bytes: int = 0
+    """Pool of kept states in a format of their own: made after SGLang's pools, so it lies in what is kept back."""
     rest_bytes: int = 0
     pools: Pools | None = None
     shortage: Shortage | None = None
@@ -129,8 +132,17 @@ def make_plan(
     fraction = settings.memory_fraction or default_memory_fraction(gpu.memory_mib, settings, layout)
     kept = kept_back_bytes(free_before, fraction, settings)
     rest = free_before - weights.bytes - kept
+    checkpoints = checkpoint_pool_bytes(model.text, settings, layout)
+    work = free_before * (1 - default_memory_fraction(gpu.memory_mib, settings, layout))
     sized: Pools | Shortage
-    if rest <= 0:
+    if checkpoints and kept - checkpoints < work:
+        missing = checkpoints + work - kept
+        why = (
+            f"checkpoint_slots take {gib(checkpoints)} of the {gib(kept)} that engine.mem-fraction-static keeps back, "
+            f"and SGLang's rule wants {gib(work)} of it: set it to {fraction - missing / free_before:.3f} or less"
+        )
+        sized = Shortage(int(missing), why)
+    elif rest <= 0:
         sized = Shortage(int(-rest), f"weights take {gib(weights.bytes)} of {gib(gpu.memory_bytes)}")
     else:
         sized = size_pools(model.text, layout, settings, rest)
@@ -145,6 +157,7 @@ def make_plan(
         overhead_bytes=overhead,
         memory_fraction=fraction,
         kept_back_bytes=int(kept),
+        checkpoint_bytes=checkpoints,
         rest_bytes=int(rest),
         pools=sized if isinstance(sized, Pools) else None,
         shortage=sized if isinstance(sized, Shortage) else None,
@@ -163,7 +176,9 @@ def row(plan: Plan, context: int) -> Row:
     by_latents = tokens // each * layout.attn_dp
     by_states = pools.state_slots // pools.slots_per_request * layout.attn_dp
     running = min(by_latents, pools.max_running_requests * layout.attn_dp)
-    kept = pools.state_slots // STATES_PER_SESSION * layout.attn_dp
+    own_pool = plan.settings.checkpoint_format != "state"
+    kept_slots = plan.settings.checkpoint_slots if own_pool else pools.state_slots
+    kept = kept_slots // STATES_PER_SESSION * layout.attn_dp
     reusable = plan.settings.prefix_cache and plan.settings.role != "decode"
     sessions = min(by_latents, max(kept, running)) if reusable else running
     return Row(context, by_latents, by_states, running, sessions)

@@ -17,6 +17,8 @@ Strategy = Literal["no_buffer", "extra_buffer", "extra_buffer_lazy"]
 Role = Literal["none", "prefill", "decode"]
 """``none`` serves whole requests; the others are the two sides of disaggregation."""
 
+CheckpointFormat = Literal["state", "bfloat16", "int8"]
+
 BASE_SLOTS: Final = 3
 """State slots that SGLang sets aside for a running request before any for tracking."""
 DEFAULT_STATE_RATIO: Final = 0.9
@@ -61,6 +63,10 @@ class PoolSettings:
     decode_graph_requests: int | None = None
     """Largest batch of a decode graph; 0 without graphs."""
     prefill_graphs: bool = False
+    checkpoint_format: CheckpointFormat = "state"
+    """How the k3 cache stores kept states; ``state``: among those of running requests."""
+    checkpoint_slots: int = 0
+    """Slots of a pool of kept states, in another format than ``state``."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,26 @@ def bytes_per_slot(text: TextConfig, settings: PoolSettings, layout: Layout) -> 
     conv = (kda.conv_kernel_size - 1) * kda.conv_channels // layout.attn_tp
     per_layer = recurrent * settings.state_dtype_bytes + conv * settings.conv_dtype_bytes
     return per_layer * max(sum(layer in stage for layer in text.kda_layers) for stage in stages_of(text, layout))
+
+
+def checkpoint_pool_bytes(text: TextConfig, settings: PoolSettings, layout: Layout) -> int:
+    """Pool of kept states on a rank (``cache/formats.py``), beside SGLang's pools; 0 where they lie among the others.
+
+    int8 has a scale of four bytes for each row of a head. One padding slot is allocated more.
+    """
+    if settings.checkpoint_format == "state":
+        return 0
+    kda = text.kda
+    heads, rows = kda.num_heads // layout.attn_tp, kda.head_dim
+    row = rows * 2 if settings.checkpoint_format == "bfloat16" else rows + 4
+    conv = (kda.conv_kernel_size - 1) * kda.conv_channels // layout.attn_tp * settings.conv_dtype_bytes
+    layers = max(sum(layer in stage for layer in text.kda_layers) for stage in stages_of(text, layout))
+    return (settings.checkpoint_slots + 1) * layers * (heads * rows * row + conv)
+
+
+def largest_request(pools: Pools, settings: PoolSettings, layout: Layout) -> int:
+    """Tokens of the longest request that the latents hold; SGLang keeps two pages back."""
+    return max(0, (pools.kv_tokens - 2 * settings.page_size) * layout.dcp)
 
 
 def ring_bytes_per_slot(text: TextConfig, settings: PoolSettings, layout: Layout) -> int:

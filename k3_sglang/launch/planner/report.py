@@ -11,7 +11,7 @@ from rich.table import Table
 
 from k3_sglang.launch.planner.hardware import GIB, NETWORK_BYTES_S
 from k3_sglang.launch.planner.plan import Plan, crossing_bytes, decode_bound, prefill_bound_s
-from k3_sglang.launch.planner.pools import gib
+from k3_sglang.launch.planner.pools import gib, largest_request
 from k3_sglang.launch.planner.weights import checkpoint_bytes
 
 NOTHING_RAN = "Arithmetic only: nothing of this was run on a GPU."
@@ -59,12 +59,26 @@ def settings(plan: Plan) -> dict[str, object]:
     layout, pools = plan.layout, plan.pools
     found: dict[str, object] = {"gpu": plan.gpu.name, "tp": layout.tp, "pp": layout.pp, "ep": layout.ep}
     found |= {"attn_dp": layout.attn_dp, "dcp": layout.dcp, "nodes": layout.nodes}
-    found["context_len"] = plan.settings.context_len
+    asked = plan.settings
+    found["context_len"] = asked.context_len
     if pools is not None:
+        found["context_len"] = min(asked.context_len, largest_request(pools, asked, layout))
         found["max_running_requests"] = min(plan.workload.concurrent, pools.max_running_requests * layout.attn_dp)
         found["chunked_prefill_tokens"] = plan.settings.chunked_prefill_tokens
         found["engine.mem-fraction-static"] = plan.memory_fraction
         found["engine.mamba-full-memory-ratio"] = plan.settings.state_ratio
+    found["page_size"] = asked.page_size
+    found["cache"] = "k3" if asked.strategy == "no_buffer" else "sglang"
+    if asked.state_slots is not None:
+        found["state_slots"] = asked.state_slots
+    if asked.kv_tokens is not None:
+        found["kv_tokens"] = asked.kv_tokens
+    if asked.checkpoint_format != "state":
+        found |= {"checkpoint_format": asked.checkpoint_format, "checkpoint_slots": asked.checkpoint_slots}
+    if asked.kv_dtype_bytes == 1:
+        found["engine.kv-cache-dtype"] = "fp8_e4m3"
+    if asked.state_dtype_bytes == 2:
+        found["engine.mamba-ssm-dtype"] = "bfloat16"
     return found
 
 
@@ -125,6 +139,7 @@ def as_json(plan: Plan, others: Sequence[Plan]) -> dict[str, Any]:
         "overhead_bytes": plan.overhead_bytes,
         "memory_fraction": plan.memory_fraction,
         "kept_back_bytes": plan.kept_back_bytes,
+        "checkpoint_bytes": plan.checkpoint_bytes,
         "rest_bytes": plan.rest_bytes,
         "pools": None if plan.pools is None else asdict(plan.pools),
         "shortage": None if plan.shortage is None else asdict(plan.shortage),
@@ -148,7 +163,7 @@ def _table(title: str, *columns: str) -> Table:
 def _layouts(plans: Sequence[Plan], chosen: Plan) -> Table:
     table = _table("layouts", "", "weights per GPU", "KV tokens", "state slots", "requests at once", "sessions")
     for plan in plans:
-        mark = " <" if plan is chosen else ""
+        mark = " <" if plan.layout == chosen.layout else ""
         weights = "" if plan.weights is None else gib(plan.weights.bytes)
         here = plan.at_workload
         if plan.pools is None or here is None:
@@ -171,6 +186,8 @@ def _memory(plan: Plan) -> Table:
     table.add_row("weights", f"{weights.bytes / GIB:.2f}")
     table.add_row("in use before loading (assumed)", f"{plan.overhead_bytes / GIB:.2f}")
     table.add_row(f"kept back (memory fraction {plan.memory_fraction:.3f})", f"{plan.kept_back_bytes / GIB:.2f}")
+    if plan.checkpoint_bytes:
+        table.add_row("  of it the pool of checkpoints", f"{plan.checkpoint_bytes / GIB:.2f}")
     table.add_row("left for both pools", f"{plan.rest_bytes / GIB:.2f}")
     table.add_row("total", f"{plan.gpu.memory_bytes / GIB:.2f}")
     return table
