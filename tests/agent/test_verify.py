@@ -12,10 +12,10 @@ import pytest
 from agent_runtime.verify import TOOL, Asked, Report, verify
 from k3_sglang.chat.encode import encode
 from k3_sglang.chat.request import parse_request
-from tests.gateway.conftest import Running, engine_url, gateway, settings, stub, tokenizer, writer
+from tests.gateway.conftest import Running, engine_url, gateway, keys, settings, stub, tokenizer, writer
 from tests.gateway.vocabulary import byte_tokenizer
 
-__all__ = ["engine_url", "gateway", "settings", "stub", "tokenizer", "writer"]
+__all__ = ["engine_url", "gateway", "keys", "settings", "stub", "tokenizer", "writer"]
 
 TOKENIZER = byte_tokenizer()
 JSON = dict[str, Any]

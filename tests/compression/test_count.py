@@ -15,11 +15,11 @@ from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import ChatRequest
 from tests.agent.scripted_model import ScriptedModel, turn
 from tests.compression.histories import TOOLS, made, user, work
-from tests.gateway.conftest import Running, engine_url, gateway, settings, stub, tokenizer, writer
+from tests.gateway.conftest import Running, engine_url, gateway, keys, settings, stub, tokenizer, writer
 from tests.gateway.stub_engine import Script, StubEngine, says
 from tests.gateway.vocabulary import TurnWriter
 
-__all__ = ["engine_url", "gateway", "settings", "stub", "tokenizer", "writer"]
+__all__ = ["engine_url", "gateway", "keys", "settings", "stub", "tokenizer", "writer"]
 
 END_OF_MSG = 258
 
