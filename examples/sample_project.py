@@ -6,17 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = '''def points(scores):
-    """Sum of scores."""
+SOURCE = '''def points(basket):
+    """Sum of basket."""
     total = 0
-    for score in scores:
-        total -= score
+    for marble in basket:
+        total -= marble
     return total
 
 
-def best(scores):
-    """The largest of scores."""
-    return max(scores)
+def best(basket):
+    """The largest of basket."""
+    return max(basket)
 '''
 
 TESTS = """import unittest

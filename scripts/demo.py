@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, interrupt)
     started = time.monotonic()
     try:
-        say("a trained K3 of two million parameters repairs a small program; watch the cached column grow")
+        say("a trained K3 of three million parameters repairs a small program; watch the cached column grow")
         say(f"starting engine and gateway (log: {SERVER_LOG})")
         with serving(arguments) as base_url:
             ready = time.monotonic()

@@ -18,8 +18,8 @@ from k3_sglang.tiny.trained import trained
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m k3_sglang.tiny",
-        description="Kimi K3 of two million parameters, in the release's checkpoint layout: a trained one that is part "
-        "of the package, and one with random weights that is built.",
+        description="Kimi K3 of three million parameters, in the release's checkpoint layout: a trained one that is "
+        "part of the package, and one with random weights that is built.",
         epilog="The launcher serves them as `--model tiny` and `--model tiny-random`.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

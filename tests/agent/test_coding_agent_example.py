@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scripted_endpoint import Reply, calls, says, serve
 
-FIX = {"path": "scores.py", "old": "        total -= score", "new": "        total += score"}
+FIX = {"path": "scores.py", "old": "        total -= marble", "new": "        total += marble"}
 
 
 def run_example(repository: Path, base_url: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -39,7 +39,7 @@ def test_a_model_that_can_do_it_really_repairs_the_project(repository: Path, tmp
     assert any("exit code 1" in line for line in lines) and any("exit code 0" in line for line in lines)
     assert "5 steps" in done.stdout and "50.0% of 500 prompt tokens came from the cache" in done.stdout
     assert "completed. Fixed." in done.stdout
-    assert "total += score" in (tmp_path / "new/scores.py").read_text()
+    assert "total += marble" in (tmp_path / "new/scores.py").read_text()
 
 
 def test_a_model_that_writes_nonsense_does_not_stop_the_session(repository: Path) -> None:
