@@ -155,7 +155,7 @@ def test_items_of_a_turn_become_one_message() -> None:
         "role": "assistant",
         "content": [{"type": "output_text", "text": "I "}, {"type": "output_text", "text": "look"}],
     }
-    named = {**output("c1", "x"), "name": "get_weather"}  # as Codex sends it
+    named = {**output("c1", "x"), "name": "get_weather", "namespace": None}  # as Codex sends it
     turn, result = messages_of(THOUGHT, prose, CALL, {**CALL, "call_id": "c2"}, named)
     assert (turn["reasoning_content"], turn["content"]) == ("hm", "I look")
     assert [call["id"] for call in turn["tool_calls"]] == ["c1", "c2"]
@@ -293,6 +293,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     (asks(max_tool_calls=3), "max_tool_calls", "runs no tools"),
     (asks(truncation="auto"), "truncation", "no item is ever dropped"),
     (asks([CALL, {**output("c1", "x"), "name": 3}]), "input[1].name", "name of the function"),
+    (asks([CALL, {**output("c1", "x"), "namespace": 3}]), "input[1].namespace", "namespace of the function"),
     (asks(client_metadata={"turn": 3}), "client_metadata.turn", "string"),
     (asks(top_logprobs=2), "top_logprobs", "not delivered"),
     (asks(include=["message.output_text.logprobs"]), "include.0", "nothing else"),

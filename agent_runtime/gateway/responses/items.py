@@ -27,7 +27,7 @@ REFUSED_ITEMS: Mapping[str, str] = {
 _HOSTED_ITEM = "tools that a provider runs do not exist here; send the call as function_call and function_call_output"
 _ROLES = ("user", "system", "developer", "assistant")
 _MESSAGE_KEYS = frozenset(("type", "id", "role", "content", "status"))
-_OUTPUT_KEYS = frozenset(("type", "id", "call_id", "name", "output", "status"))
+_OUTPUT_KEYS = frozenset(("type", "id", "call_id", "name", "namespace", "output", "status"))
 
 
 class _Stage(IntEnum):
@@ -111,8 +111,9 @@ class History:
         call_id = item.get("call_id")
         if not isinstance(call_id, str):
             wrong_type(f"{param}.call_id", call_id, "the call_id of the function_call")
-        if not isinstance(item.get("name"), str | None):  # Codex repeats the call's name; the call_id decides
-            wrong_type(f"{param}.name", item["name"], "the name of the function that was called")
+        for key in ("name", "namespace"):  # Codex repeats those of the call; the call_id decides
+            if not isinstance(item.get(key), str | None):
+                wrong_type(f"{param}.{key}", item[key], f"the {key} of the function that was called")
         content = parts_of(item.get("output"), f"{param}.output")
         turn = self._turn
         self._append({"role": "tool", "tool_call_id": call_id, "content": content}, index)
