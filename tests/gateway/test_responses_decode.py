@@ -162,6 +162,13 @@ def test_items_of_a_turn_become_one_message() -> None:
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "x"}
 
 
+def test_what_a_function_says_without_a_call_is_a_message_of_the_developer() -> None:
+    goal = {"type": "function_call_output", "name": "goal_objective", "namespace": "agent", "output": "Be brief."}
+    turn, result, said = messages_of(CALL, output("c1", "x"), goal)
+    assert (turn["role"], result["role"]) == ("assistant", "tool")
+    assert said == {"role": "developer", "content": "Be brief."}
+
+
 def test_what_cannot_be_one_turn_is_two() -> None:
     said = message("assistant", "x")
     assert [len(messages_of(*items)) for items in ([THOUGHT, said, THOUGHT], [said, said], [CALL, said])] == [2, 2, 2]

@@ -109,12 +109,16 @@ class History:
     def _result(self, item: Item, index: int, param: str) -> None:
         refuse_unknown(item, _OUTPUT_KEYS, param, "a function_call_output")
         call_id = item.get("call_id")
-        if not isinstance(call_id, str):
-            wrong_type(f"{param}.call_id", call_id, "the call_id of the function_call")
-        for key in ("name", "namespace"):  # Codex repeats those of the call; the call_id decides
+        for key in ("name", "namespace"):  # beside a call_id they repeat those of the call
             if not isinstance(item.get(key), str | None):
                 wrong_type(f"{param}.{key}", item[key], f"the {key} of the function that was called")
         content = parts_of(item.get("output"), f"{param}.output")
+        if call_id is None and item.get("name"):
+            # What a function of the client's own says without a call of the model, as Codex's `agent.goal_objective`.
+            self._append({"role": "developer", "content": content}, index)
+            return
+        if not isinstance(call_id, str):
+            wrong_type(f"{param}.call_id", call_id, "the call_id of the function_call")
         turn = self._turn
         self._append({"role": "tool", "tool_call_id": call_id, "content": content}, index)
         if turn is not None:
