@@ -58,9 +58,13 @@ def require_fixed_sampling(options: ChatOptions, settings: GatewaySettings) -> N
     fixed = {
         "temperature": settings.default_temperature,
         "top_p": settings.default_top_p,
+        "top_k": -1,
+        "min_p": 0,
         "n": 1,
         "presence_penalty": 0,
         "frequency_penalty": 0,
+        "repetition_penalty": 1,
+        "logit_bias": {},
     }
     for name, value in fixed.items():
         asked = getattr(options, name)

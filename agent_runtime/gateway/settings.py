@@ -57,8 +57,8 @@ class GatewaySettings(BaseModel):
     default_temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     default_top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     fixed_sampling: bool = False
-    """Sampling is the model's: a request with another temperature, top_p, n or penalty is refused, as on Moonshot's own
-    API. Off, requests may choose."""
+    """Sampling is the model's: a request that would change it (temperature, top_p, top_k, min_p, n, penalties,
+    logit_bias) is refused, as on Moonshot's own API. Off, requests may choose."""
     max_choices: Count = 8
     """Largest ``n`` of a request."""
     constrained_by_default: bool = False

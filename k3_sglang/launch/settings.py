@@ -109,7 +109,7 @@ class LaunchSettings(BaseModel):
     )
     inspector_content: Literal["on", "off"] = Field("on", description="it shows prompts and answers too")
     fixed_sampling: Literal["on", "off"] = Field(
-        "off", description="requests may not choose temperature, top_p, n or penalties, as on Moonshot's own API"
+        "off", description="requests may not change how is sampled, nor choose n, as on Moonshot's own API"
     )
     constrain: Literal["auto", "on", "off"] = Field(
         "auto", description="always decode under a turn grammar; auto: only for untrained weights"

@@ -50,9 +50,13 @@ class TestSamplingIsFixed:
             ("n", 2),
             ("presence_penalty", 0.5),
             ("frequency_penalty", -1),
+            ("repetition_penalty", 1.2),
+            ("top_k", 40),
+            ("min_p", 0.1),
+            ("logit_bias", {"65": 1}),
         ],
     )
-    async def test_another_value_is_refused_by_name(self, gateway: Running, name: str, value: float) -> None:
+    async def test_another_value_is_refused_by_name(self, gateway: Running, name: str, value: Any) -> None:
         error = await refused(gateway, {**chat(), name: value})
         assert (error["param"], error["code"]) == (name, "unsupported_value")
 
