@@ -14,7 +14,8 @@ ERROR_WORD = "k3.error"
 """Key of a request's scope: the word of the failure that it was answered with."""
 
 RETRY_AFTER_S = 1
-"""What a 503 suggests: the engine may be restarting or full, both pass quickly or not at all."""
+"""What a 503 or 429 suggests: the engine may be restarting or full, or this gateway ending with another beside it; all
+pass quickly or not at all."""
 
 
 class ApiError(Exception):

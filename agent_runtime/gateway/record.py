@@ -147,6 +147,8 @@ class Record:
             session = _session_of(place.scope)
         else:
             session = place.parent.session if place.parent is not None else number
+        if self.log is None and self._writer is None:
+            return StepNumber(number, session)
         now_ms = _now_ms()
         step = new_step(number, session, replayed, form, now_ms)
         if self.log is not None:
@@ -202,6 +204,8 @@ class Record:
             whole=delivered.ids is not None,
             signature=signature,
         )
+        if self.log is None and self._writer is None:
+            return
         now_ms = _now_ms()
         known = self._facts_of(turn.id, choice, now_ms, delivered, usage)
         if self.log is not None:

@@ -50,9 +50,8 @@ class Slots:
         self._max_running = settings.max_running
         self._max_of_owner = settings.max_running_per_key or settings.max_running
         self._max_waiting = settings.max_waiting
-        self._max_waiting_of_owner = (
-            settings.max_waiting if settings.max_waiting_per_key is None else (settings.max_waiting_per_key)
-        )
+        of_owner = settings.max_waiting_per_key
+        self._max_waiting_of_owner = settings.max_waiting if of_owner is None else of_owner
         self._max_wait_s = settings.max_wait_s
         self._running: Counter[str] = Counter()
         self._waiting: deque[_Waiter] = deque()

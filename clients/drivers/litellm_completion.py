@@ -5,20 +5,22 @@ from __future__ import annotations
 import litellm
 import task
 
-TOOL = {
-    "type": "function",
-    "function": {"name": task.TOOL_NAME, "description": task.TOOL_DESCRIPTION, "parameters": task.PARAMETERS},
-}
-
 
 def ask(messages, question):
     """One question: steps until an answer is no call."""
     messages.append({"role": "user", "content": question})
     for choice in task.CHOICES:
         chunks = litellm.completion(
-            model=f"openai/{task.MODEL}", api_base=f"{task.URL}/v1", api_key=task.KEY, messages=messages, tools=[TOOL],
-            tool_choice=choice, max_tokens=task.MAX_TOKENS, stream=True, stream_options={"include_usage": True},
-        )  # fmt: skip
+            model=f"openai/{task.MODEL}",
+            api_base=f"{task.URL}/v1",
+            api_key=task.KEY,
+            messages=messages,
+            tools=[task.CHAT_TOOL],
+            tool_choice=choice,
+            max_tokens=task.MAX_TOKENS,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
         message = litellm.stream_chunk_builder(list(chunks), messages=messages).choices[0].message
         messages.append(message.model_dump(exclude_none=True))
         if not message.tool_calls:

@@ -7,18 +7,13 @@ import sys
 import openai
 import task
 
-TOOL = {
-    "type": "function",
-    "function": {"name": task.TOOL_NAME, "description": task.TOOL_DESCRIPTION, "parameters": task.PARAMETERS},
-}
-
 
 def complete(client, messages, choice, streamed):
     """One assistant message, as the package's object."""
     asked = {
         "model": task.MODEL,
         "messages": messages,
-        "tools": [TOOL],
+        "tools": [task.CHAT_TOOL],
         "tool_choice": choice,
         "max_tokens": task.MAX_TOKENS,
     }

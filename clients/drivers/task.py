@@ -15,6 +15,11 @@ SECOND = "And what about Bergen?"
 TOOL_NAME = "forecast"
 TOOL_DESCRIPTION = "Tells tomorrow's weather in a city."
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CHAT_TOOL = {
+    "type": "function",
+    "function": {"name": TOOL_NAME, "description": TOOL_DESCRIPTION, "parameters": PARAMETERS},
+}
+"""The tool as chat completions declare it."""
 MAX_TOKENS = int(os.environ["CLIENT_MAX_TOKENS"])
 """For each answer."""
 AUTO_STEPS = 4

@@ -3,10 +3,7 @@
 import asyncio
 import time
 
-from agent_runtime.gateway.errors import ApiError
-
-RETRY_AFTER_S = 1
-"""A balancer or client that asks again then finds another replica, or this one started anew."""
+from agent_runtime.gateway.errors import RETRY_AFTER_S, ApiError
 
 
 class Drain:

@@ -1,11 +1,6 @@
 """What the gateway measures while it serves, as Prometheus instruments in a registry of their own."""
 
-from typing import TYPE_CHECKING
-
 from agent_runtime.gateway.completion import WireForm
-
-if TYPE_CHECKING:
-    pass
 
 PROTOCOLS: tuple[WireForm, ...] = ("chat", "messages", "responses", "completions")
 OUTCOMES = ("done", "client_left", "error", "error_in_stream")
