@@ -55,7 +55,7 @@ def require_fixed_sampling(options: ChatOptions, settings: GatewaySettings) -> N
     """Hold a request to the model's own sampling, where the settings say so. Raises ApiError that names the field."""
     if not settings.fixed_sampling:
         return
-    fixed = {
+    fixed: dict[str, Any] = {
         "temperature": settings.default_temperature,
         "top_p": settings.default_top_p,
         "top_k": -1,
