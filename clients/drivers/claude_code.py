@@ -14,13 +14,15 @@ VARIABLES = {
     "DISABLE_TELEMETRY": "1",
     "DISABLE_ERROR_REPORTING": "1",
 }
+TURNS_ARE_OVER = '"subtype":"error_max_turns"'
+"""Untrained weights may call tools for ever; then the limit below ends it."""
 FLAGS = ("--output-format", "json", "--tools", "Read,Glob", "--max-turns", "5")
 
 
 def main():
     """Two runs of the program; the second continues the first."""
-    cli.run("claude", "-p", cli.FIRST, *FLAGS, **VARIABLES)
-    cli.run("claude", "-c", "-p", cli.SECOND, *FLAGS, **VARIABLES)
+    cli.run("claude", "-p", cli.FIRST, *FLAGS, also_ends_with=TURNS_ARE_OVER, **VARIABLES)
+    cli.run("claude", "-c", "-p", cli.SECOND, *FLAGS, also_ends_with=TURNS_ARE_OVER, **VARIABLES)
     cli.report()
 
 

@@ -18,8 +18,10 @@ FIRST = "What does the file notes.txt say about Oslo? Read it."
 SECOND = "And what about Bergen?"
 
 
-def run(*command: str, **environment: str) -> str:
+def run(*command: str, also_ends_with: str = "", **environment: str) -> str:
     """Run a program and return what it printed; its end is shown when it fails.
+
+    ``also_ends_with``: what it prints when it ends at a limit that it was given, which is no failure of its server.
 
     Raises:
         SystemExit: it failed.
@@ -27,7 +29,8 @@ def run(*command: str, **environment: str) -> str:
     variables = {**os.environ, **environment}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     print(f"$ {' '.join(command)}\n{done.stdout}\n{done.stderr}")
-    if done.returncode != 0:
+    ended = bool(also_ends_with) and also_ends_with in done.stdout
+    if done.returncode != 0 and not ended:
         last = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         print(f"{command[0]} ended with exit code {done.returncode}: {last[-1] if last else 'no output'}")
         sys.exit(1)
