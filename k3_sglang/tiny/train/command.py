@@ -6,9 +6,12 @@ import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from k3_sglang.tiny.train.plan import PLAN_FILE, Plan, Stage
+
+if TYPE_CHECKING:
+    from k3_sglang.tiny.train.workers import Workers
 
 SHIPPED = Plan(
     (Stage("copy", 1_000_000, 512), Stage("tools", 1_200_000, 1024), Stage("agent", 8_300_000, 2560)),
@@ -32,7 +35,10 @@ def add_commands(commands: Any) -> None:
         "--start-from", type=Path, metavar="CHECKPOINT", help="begin with the weights of an exported checkpoint"
     )
     train.add_argument("--plan", type=Path, metavar="JSON", help="stages and settings (default: the shipped model's)")
-    train.add_argument("--threads", type=int, default=1, help="processor threads of the training itself (default: 1)")
+    train.add_argument(
+        "--workers", type=int, default=1, help="processes that share every step, one for each free core (default: 1)"
+    )
+    train.add_argument("--threads", type=int, default=1, help="processor threads of each worker (default: 1)")
     train.add_argument(
         "--time-limit", type=float, default=float("inf"), metavar="MINUTES", help="stop and save by then"
     )
@@ -45,10 +51,8 @@ def add_commands(commands: Any) -> None:
 
 def train_command(options: argparse.Namespace) -> int:
     """Run ``train``; returns the exit code."""
-    import torch
-
-    from k3_sglang.tiny.train.fusion import enable_fusion
-    from k3_sglang.tiny.train.run import CHECKPOINT_FILE, Trainer, train
+    from k3_sglang.tiny.train.run import CHECKPOINT_FILE
+    from k3_sglang.tiny.train.workers import run_together
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     directory: Path = options.out
@@ -57,23 +61,33 @@ def train_command(options: argparse.Namespace) -> int:
         raise FileExistsError(f"{directory} holds a run; pass --resume to go on with it or choose another directory")
     if exists and options.start_from is not None:
         raise ValueError(f"--start-from is for a new run and {directory} holds one; leave out one of the two")
-    if options.resume:
-        plan = Plan.load(directory / PLAN_FILE)
-    else:
+    if not options.resume:
         plan = Plan.load(options.plan) if options.plan else SHIPPED
         directory.mkdir(parents=True, exist_ok=True)
         plan.save(directory)
+    run_together(work, options, options.workers)
+    return 0
+
+
+def work(workers: Workers, options: argparse.Namespace) -> None:
+    """What every worker does: train the run in ``options.out`` until its end, the time limit or a signal."""
+    import torch
+
+    from k3_sglang.tiny.train.fusion import enable_fusion
+    from k3_sglang.tiny.train.run import CHECKPOINT_FILE, Trainer, train
+
+    directory: Path = options.out
     torch.set_num_threads(options.threads)
     if not options.no_fusion:
         enable_fusion()
-    trainer = Trainer(plan)
-    if exists:
+    trainer = Trainer(Plan.load(directory / PLAN_FILE), workers=workers)
+    if (directory / CHECKPOINT_FILE).exists():
         trainer.restore(directory)
     elif options.start_from is not None:
         trainer.start_from(options.start_from)
     finished = train(trainer, directory, time_limit=options.time_limit * 60)
-    print(f"{directory}: {trainer.position.tokens} tokens, {'finished' if finished else 'not finished'}")
-    return 0
+    if workers.rank == 0:
+        print(f"{directory}: {trainer.position.tokens} tokens, {'finished' if finished else 'not finished'}")
 
 
 def export_command(options: argparse.Namespace) -> int:

@@ -75,7 +75,7 @@ class Optimiser:
             FloatingPointError: the gradient is not finite; the parameters are unchanged.
         """
         grads = {name: value.grad for name, value in self.parameters.items() if value.grad is not None}
-        missing = sorted(self.parameters.keys() - grads.keys() - self._unused())
+        missing = sorted(set(self.moved) - grads.keys())
         if missing:
             raise ValueError(f"no gradient for {missing[:3]}; every parameter must take part in the loss")
         norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads.values()])))
@@ -91,9 +91,14 @@ class Optimiser:
             value.grad = None
         return norm
 
-    def _unused(self) -> set[str]:
-        """Layer 0 reads the embedding itself: its first mixture is in the checkpoint and in no equation."""
-        return {f"model.layers.0.self_attention_res_{part}.weight" for part in ("norm", "proj")}
+    @property
+    def moved(self) -> list[str]:
+        """Names of the parameters that take part in the loss.
+
+        Layer 0 reads the embedding itself: its first mixture is in the checkpoint and in no equation.
+        """
+        unused = {f"model.layers.0.self_attention_res_{part}.weight" for part in ("norm", "proj")}
+        return [name for name in self.parameters if name not in unused]
 
     def _adam(self, names: Iterable[str], grads: Mapping[str, Tensor], learning_rate: float) -> None:
         beta1, beta2 = self.config.betas

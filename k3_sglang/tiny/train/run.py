@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +27,7 @@ from k3_sglang.tiny.train.initial import initial_parameters
 from k3_sglang.tiny.train.model import TrainableModel
 from k3_sglang.tiny.train.optimiser import Optimiser, balance_router
 from k3_sglang.tiny.train.plan import Plan
+from k3_sglang.tiny.train.workers import Workers
 
 CHECKPOINT_FILE: Final = "checkpoint.pt"
 LOG_FILE: Final = "log.jsonl"
@@ -42,9 +43,9 @@ def text_config() -> TextConfig:
 class Trainer:
     """Parameters, optimiser and position of one run."""
 
-    def __init__(self, plan: Plan, text: TextConfig | None = None) -> None:
-        """``text``: other dimensions than the recipe's."""
-        self.plan, self.text = plan, text or text_config()
+    def __init__(self, plan: Plan, text: TextConfig | None = None, workers: Workers | None = None) -> None:
+        """``text``: other dimensions than the recipe's; ``workers``: who shares the work (default: nobody)."""
+        self.plan, self.text, self.workers = plan, text or text_config(), workers or Workers()
         parameters = initial_parameters(self.text, plan.seed)
         for name, value in parameters.items():
             value.requires_grad_(not name.endswith("e_score_correction_bias"))
@@ -57,19 +58,17 @@ class Trainer:
 
     def step(self, step: Step) -> dict[str, Any]:
         """Train on one step's conversations; returns its row of the log."""
-        rectangles = batches(step.items, self.plan.batch_tokens)
-        total = sum(float(batch.weights.sum()) for batch in rectangles)
+        rectangles = batches(self.workers.share(step.items), self.plan.batch_tokens)
+        total = sum(sum(weights[1:]) for _, weights, _ in step.items)
         rounded = self.position.tokens >= self.plan.quantise_from * self.plan.tokens
-        loads: defaultdict[int, Tensor] = defaultdict(lambda: torch.zeros(self.text.moe.num_experts))
-        sums: defaultdict[str, float] = defaultdict(float)
-        counts: defaultdict[str, float] = defaultdict(float)
+        loads = {layer: torch.zeros(self.text.moe.num_experts) for layer in self._routed_layers()}
+        found: list[tuple[str, float, float]] = []
         for batch in rectangles:
             losses = self._losses(batch, rounded, total)
             for layer, load in self.model.loads.items():
                 loads[layer] += torch.tensor(load, dtype=torch.float32)
-            for skill, loss, weight in zip(batch.skills, losses.tolist(), batch.weights.sum(1).tolist(), strict=True):
-                sums[skill] += loss
-                counts[skill] += weight
+            found += zip(batch.skills, losses.tolist(), batch.weights.sum(1).tolist(), strict=True)
+        self._add_up(list(loads.values()))
         rate = self.plan.rate_at(self.optimiser.steps, self.position.tokens)
         norm = self.optimiser.step(rate, self.plan.max_norm)
         for layer, load in loads.items():
@@ -77,18 +76,35 @@ class Trainer:
             balance_router(bias, load.tolist(), self.plan.balance_rate * rate / self.plan.learning_rate)
         self.position = step.after
         heaviest = max((float(load.max() / load.mean()) for load in loads.values()), default=1.0)
+        everything = [entry for part in self.workers.gather(found) for entry in part]
+        skills = sorted({skill for skill, _, _ in everything})
         return {
             "step": self.optimiser.steps,
             "tokens": self.position.tokens,
             "stage": self.position.stage,
-            "loss": sum(sums.values()) / max(1e-9, sum(counts.values())),
-            "skills": {skill: sums[skill] / max(1e-9, counts[skill]) for skill in sorted(sums)},
+            "loss": _mean(everything),
+            "skills": {skill: _mean([entry for entry in everything if entry[0] == skill]) for skill in skills},
             "norm": norm,
             "rate": rate,
             "heaviest_expert": heaviest,
             "rounded": rounded,
-            "padding": 1 - sum(len(item[0]) for item in step.items) / sum(b.ids.numel() for b in rectangles),
         }
+
+    def _routed_layers(self) -> list[int]:
+        """Numbers of the layers with a router."""
+        names = (name.split(".") for name in self.parameters if name.endswith("e_score_correction_bias"))
+        return [int(parts[2]) for parts in names]
+
+    def _add_up(self, loads: list[Tensor]) -> None:
+        """Let gradients and loads be those of all workers. One that had no conversation adds zeros."""
+        if self.workers.count == 1:
+            return
+        for name in self.optimiser.moved:
+            value = self.parameters[name]
+            if value.grad is None:
+                value.grad = torch.zeros_like(value)
+        grads = [self.parameters[name].grad for name in self.optimiser.moved]
+        self.workers.add([*(grad for grad in grads if grad is not None), *loads])
 
     def _losses(self, batch: Batch, rounded: bool, total: float) -> Tensor:
         """Add a batch's gradients; returns the weighted sum of losses per conversation, [B]."""
@@ -104,7 +120,14 @@ class Trainer:
         return torch.zeros(batch.ids.shape[0]).index_add_(0, row, losses.detach())
 
     def save(self, directory: Path) -> None:
-        """Write the checkpoint; an older one stays whole until the new one is."""
+        """Write the checkpoint; an older one stays whole until the new one is. Only the first worker writes.
+
+        Raises:
+            RuntimeError: the workers' parameters differ.
+        """
+        self.workers.check_equal(list(self.parameters.values()))
+        if self.workers.rank:
+            return
         state = {
             "parameters": {name: value.detach() for name, value in self.parameters.items()},
             "optimiser": self.optimiser.state_dict(),
@@ -148,6 +171,11 @@ class Trainer:
         self.position, self.seconds = Position(**state["position"]), state["seconds"]
 
 
+def _mean(entries: Sequence[tuple[str, float, float]]) -> float:
+    """Loss per weight of (skill, loss, weight)."""
+    return sum(loss for _, loss, _ in entries) / max(1e-9, sum(weight for _, _, weight in entries))
+
+
 @contextmanager
 def _stop_requests() -> Iterator[list[int]]:
     """Signals received so far: Ctrl-C and SIGTERM end the run after the current step."""
@@ -182,8 +210,8 @@ def train(
     tokens_before, seconds_before = trainer.position.tokens, trainer.seconds
     recent: list[dict[str, Any]] = []
     finished = trainer.position.stage >= len(trainer.plan.stages)
-    log = (directory / LOG_FILE).open("a", encoding="utf-8")
-    with log, _stop_requests() as signals:
+    log_file = Path(os.devnull if trainer.workers.rank else directory / LOG_FILE)
+    with log_file.open("a", encoding="utf-8") as log, _stop_requests() as signals:
         for step in steps(trainer.plan, trainer.position):
             row = trainer.step(step)
             now = time.monotonic()
@@ -196,11 +224,12 @@ def train(
                 _LOG.info("%s", progress(recent, speed, trainer.plan.tokens))
                 log.flush()
                 recent.clear()
-            if now - saved >= save_every:
+            wanted = trainer.workers.gather((now - saved >= save_every, bool(signals) or now - begun >= time_limit))
+            if any(save for save, _ in wanted):
                 trainer.save(directory)
                 saved = now
             finished = trainer.position.stage >= len(trainer.plan.stages)
-            if signals or now - begun >= time_limit:
+            if any(stop for _, stop in wanted):
                 break
     trainer.save(directory)
     return finished
