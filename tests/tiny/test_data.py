@@ -66,7 +66,7 @@ def test_every_prompt_is_the_one_the_gateway_sends_and_every_turn_reads_as_it_wa
 def test_only_the_assistants_tokens_have_full_weight(number: int, mix: str) -> None:
     made = talk(1, "train", mix, number)
     found = made.sample(tokenizer())
-    assert set(found.weights) <= {0.0, 0.1, 1.0}
+    assert set(found.weights) <= {0.0, 0.1, 0.25, 1.0}
     own = sum(len(tokenizer().encode_text(str(m["content"]))) for m in made.messages if m["role"] == "assistant")
     assert sum(weight == 1.0 for weight in found.weights) >= own * (0.0 not in made.weights)
 

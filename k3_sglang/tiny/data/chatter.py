@@ -28,11 +28,11 @@ REPLIES: Final = (
 def chatter(draw: Draw, talk: Talk) -> None:
     """One user turn that needs no tool."""
     kind = draw.rng.random()
-    if kind < 0.55:
+    if kind < 0.4:
         asks, reply = draw.pick(REPLIES)
         talk.user(draw.pick(asks))
         talk.answer(reply, think="Small talk.")
-    elif kind < 0.8:
+    elif kind < 0.7:
         _sum(draw, talk)
     else:
         repeat(draw, talk)
@@ -68,7 +68,7 @@ def _item(draw: Draw) -> str:
     kind = draw.rng.random()
     if kind < 0.4:
         return draw.name()
-    if kind < 0.55:
+    if kind < 0.4:
         return draw.code()
     if kind < 0.7:
         return str(draw.number())

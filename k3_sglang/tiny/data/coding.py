@@ -28,8 +28,8 @@ SUM_UP_ASKS: Final = (
 
 
 def coding(draw: Draw, whole: float = 0.125) -> Talk:
-    """A session from list to report: one bug, now and then two; in about half of them the user comes back."""
-    session = begin(draw, project(draw, bugs=2 if draw.chance(0.15) else 1), whole=whole)
+    """A session from list to report: one bug, or two in three of ten; in about half of them the user comes back."""
+    session = begin(draw, project(draw, bugs=2 if draw.chance(0.3) else 1), whole=whole)
     fix(session)
     if draw.chance(0.2):
         errand(session)

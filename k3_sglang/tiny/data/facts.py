@@ -8,7 +8,7 @@ from typing import Final
 
 from k3_sglang.tiny.data.chatter import chatter
 from k3_sglang.tiny.data.names import Draw
-from k3_sglang.tiny.data.sample import Talk
+from k3_sglang.tiny.data.sample import FREE_WEIGHT, Talk
 
 UNKNOWN: Final = "I do not know: my thoughts of that turn are not here."
 """What the model says when the thinking that held the fact is gone."""
@@ -73,7 +73,7 @@ def facts(draw: Draw) -> Talk:
     gone = draw.chance(0.12)
     for made in found:
         talk.user(made.ask(draw))
-        talk.answer(KEPT, think="" if gone else made.thought)
+        talk.answer(KEPT, think="" if gone else made.thought, weight=FREE_WEIGHT)
         for _ in range(draw.pick((0, 0, 1, 2))):
             chatter(draw, talk)
     if gone:

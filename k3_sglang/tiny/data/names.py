@@ -30,6 +30,10 @@ WORDS: Final = tuple(_WORD_LIST.split())
 """English words that serve as names too; none of them is used in a sentence, so none is joined with its space."""
 
 _WORD_TRIES: Final = 60
+_CONFUSABLE: Final = 0.4
+"""Share of the training conversations whose names are made of few syllables, so that names begin and go on alike and
+one is copied rightly only by what stands before the syllable, not by the syllable alone."""
+_FEW_SYLLABLES: Final = (9, 20)
 _HELD_OUT_BYTE: Final = 51
 """Names whose hash begins with a byte below this are held out: one in five."""
 
@@ -51,6 +55,9 @@ class Draw:
         self.rng = random.Random(seed)
         self.split: Split = split
         self._used: set[str] = set()
+        self._syllables: Sequence[str] = SYLLABLES
+        if split == "train" and self.chance(_CONFUSABLE):
+            self._syllables = self.rng.sample(SYLLABLES, self.rng.randint(*_FEW_SYLLABLES))
 
     def pick(self, options: Sequence[T]) -> T:
         """One of the options, the same ones in both splits."""
@@ -64,7 +71,7 @@ class Draw:
         """A new pronounceable name of lower-case letters, 2 to 4 syllables unless told."""
         while True:
             count = syllables or self.rng.choice((2, 2, 3, 3, 3, 4))
-            if found := self._fresh("".join(self.rng.choices(SYLLABLES, k=count))):
+            if found := self._fresh("".join(self.rng.choices(self._syllables, k=count))):
                 return found
 
     def word(self) -> str:
@@ -100,7 +107,7 @@ class Draw:
     def code(self) -> str:
         """A name and a number of two digits, such as kavoru-41."""
         while True:
-            if found := self._fresh(f"{''.join(self.rng.choices(SYLLABLES, k=3))}-{self.rng.randint(10, 99)}"):
+            if found := self._fresh(f"{''.join(self.rng.choices(self._syllables, k=3))}-{self.rng.randint(10, 99)}"):
                 return found
 
     def file(self) -> str:

@@ -13,6 +13,10 @@ from k3_sglang.chat.request import parse_request
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from k3_sglang.chat.types import ChatRequest, Segment
 
+FREE_WEIGHT: Final = 0.25
+"""Loss weight of a turn in which the assistant invents something: nobody can foresee it, and what cannot be foreseen
+drowns the gradient of what can. Not zero, for it has to be learnt that all choices are equally likely."""
+
 REPEATED_WEIGHT: Final = 0.1
 """Loss weight of a token that is not the model's own but continues a pair of tokens as the conversation did before."""
 
@@ -59,9 +63,9 @@ class Talk:
         """The user says something."""
         self._add({"role": "user", "content": text})
 
-    def answer(self, text: str, think: str = "") -> None:
+    def answer(self, text: str, think: str = "", weight: float = 1.0) -> None:
         """The assistant thinks and ends its turn with a text."""
-        self._add({"role": "assistant", "content": text, "reasoning_content": think}, 1.0)
+        self._add({"role": "assistant", "content": text, "reasoning_content": think}, weight)
 
     def call(self, *calls: Call, think: str = "", weight: float = 1.0) -> None:
         """The assistant thinks and calls tools, side by side; `weight` 0 for a call that was a mistake."""

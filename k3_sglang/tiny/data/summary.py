@@ -10,7 +10,7 @@ from k3_sglang.tiny.data.agent_texts import agent_texts
 from k3_sglang.tiny.data.chatter import chatter
 from k3_sglang.tiny.data.facts import KEPT
 from k3_sglang.tiny.data.names import Draw
-from k3_sglang.tiny.data.sample import Call, Talk
+from k3_sglang.tiny.data.sample import FREE_WEIGHT, Call, Talk
 
 _SUBJECTS: Final = ("server", "password", "port", "owner", "branch", "project", "bucket", "deadline", "version", "room")
 LOOKUP_ASKS: Final = ("Find out the {}.", "Look up the {}, please.", "Which {} do we use? Look it up.")
@@ -65,7 +65,7 @@ def plant(draw: Draw, talk: Talk, fact: Fact) -> None:
                 fact.subject
             )
         )
-        talk.answer(KEPT, think=fact.sentence)
+        talk.answer(KEPT, think=fact.sentence, weight=FREE_WEIGHT)
 
 
 def notes(found: Sequence[Fact]) -> str:

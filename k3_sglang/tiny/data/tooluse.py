@@ -94,7 +94,7 @@ def tool_use(draw: Draw) -> Talk:
 
 def ask(draw: Draw, talk: Talk, tools: Sequence[Declared]) -> list[Job]:
     """One user turn that takes one call, or two side by side, and its answer."""
-    jobs = [job(draw, draw.pick(tools)) for _ in range(draw.pick((1, 1, 1, 2)))]
+    jobs = [job(draw, draw.pick(tools)) for _ in range(draw.pick((1, 1, 2)))]
     talk.user(" ".join(made.ask for made in jobs))
     talk.call(*(made.call for made in jobs), think="\n".join(made.think for made in jobs))
     talk.answer(" ".join(made.answer for made in jobs), think=" ".join(made.call.result for made in jobs))
