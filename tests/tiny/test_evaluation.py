@@ -203,7 +203,7 @@ def test_wilsons_interval_has_its_known_values_and_stays_inside_of_zero_and_one(
 
 def test_the_digest_of_two_runs_differs_when_a_greedy_output_does() -> None:
     def digest(text: str, *, greedy: bool) -> str:
-        return json_report({}, {"chat": [Case({"m": True}, [text], greedy=greedy)]})["greedy_sha256"]
+        return json_report({}, {"chat": [Case({"m": True}, outputs=[text], greedy=greedy)]})["greedy_sha256"]
 
     assert digest("a", greedy=True) == digest("a", greedy=True) != digest("b", greedy=True)
     assert digest("a", greedy=False) == digest("b", greedy=False)

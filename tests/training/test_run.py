@@ -92,6 +92,17 @@ def test_the_learning_rate_rises_stays_and_falls() -> None:
     assert plan.rate_at(9, 1200) == pytest.approx(0.55) and plan.rate_at(9, 1600) == pytest.approx(0.1)
 
 
+def test_a_stage_may_have_steps_of_another_size_and_another_rate() -> None:
+    plan = replace(PLAN, stages=(Stage("a", 700, 64), Stage("b", 900, 96, step_tokens=512, rate=2.0)), warmup_steps=1)
+    sizes: dict[int, list[int]] = {0: [], 1: []}
+    stage = 0
+    for step in steps(plan, Position()):
+        sizes[stage].append(sum(len(item[0]) for item in step.items))
+        stage = step.after.stage
+    assert 256 <= min(sizes[0]) < 512 <= min(sizes[1])
+    assert plan.rate_at(9, 800) == 2 * plan.rate_at(9, 600) and plan.rate_at(9, 1600) > 0
+
+
 def test_a_plan_survives_its_file_and_unknown_settings_are_refused(tmp_path: Path) -> None:
     PLAN.save(tmp_path)
     assert Plan.load(tmp_path / PLAN_FILE) == PLAN

@@ -25,8 +25,9 @@ from k3_sglang.tiny.evaluate.repairing import repair
 Evaluate: TypeAlias = Callable[[ChatClient, ChatClient, Draw], Awaitable[Case]]
 
 EXPLAINED: Final = {
-    "tools: call": "the right tool with exactly the right arguments",
+    "tools: call": "the right tool with exactly the right arguments; one for each turn with a call",
     "tools: calls side by side": "both calls of one turn, in order",
+    "tools: whole conversation": "one to four turns, every call and answer of them",
     "review: answer": "the wrong line and the right one, of a function that the user shows",
     "tools: answer": "the answer word for word, from the result",
     "facts, thinking kept: all": "the secret of its own earlier thinking",

@@ -48,12 +48,14 @@ async def compress(client: ChatClient, draw: Draw) -> Case:
         return case
     summary = str(agent.conversation.messages[-1].content)
     case.outputs.append(summary)
+    case.turns += [("compression: one fact in the summary", said(fact.value, summary)) for fact in facts]
     case.verdicts["compression: all facts in the summary"] = all(said(fact.value, summary) for fact in facts)
     right = True
     for fact in draw.rng.sample(facts, len(facts)):
         result = await agent.run(draw.pick(RECALL_ASKS).format(fact.subject))
         case.outputs.append(result.text)
-        if not said(fact.value, result.text):
+        case.turns.append(("compression: one fact recalled after it", said(fact.value, result.text)))
+        if not case.turns[-1][1]:
             right, case.problem = False, fact.sentence
     case.verdicts["compression: all facts recalled after it"] = right
     return case

@@ -29,14 +29,15 @@ MAKERS: Final = {
 
 
 async def follow(client: ChatClient, skill: str, draw: Draw) -> Case:
-    """One conversation. Turns behind the first wrong one are not asked for, and do not count.
+    """One conversation, with a verdict on each turn; it ends at the first wrong one.
 
     Turns of the assistant that the user's words do not determine (choosing a secret) are given, not asked for.
     """
     talk = MAKERS[skill](draw)
     case = Case()
     chat = Chat(client, f"eval/{draw.name()}{draw.number()}", talk.tools)
-    place = 0
+    whole, place = f"{skill}: whole conversation", 0
+    case.verdicts[whole] = True
     while place < len(talk.messages):
         message = talk.messages[place]
         place += 1
@@ -47,9 +48,9 @@ async def follow(client: ChatClient, skill: str, draw: Draw) -> Case:
         case.outputs.append(written(turn))
         wanted = expected_calls(message)
         right = calls(turn) == wanted if wanted else not turn.tool_calls and turn.content == message["content"]
-        measure = _measure(skill, wanted)
-        case.verdicts[measure] = case.verdicts.get(measure, True) and right
+        case.turns.append((_measure(skill, wanted), right))
         if not right:
+            case.verdicts[whole] = False
             case.problem = json.dumps([message["content"], wanted], ensure_ascii=False)
             break
         for number in range(len(wanted)):

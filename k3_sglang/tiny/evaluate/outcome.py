@@ -19,6 +19,8 @@ class Case:
     """One held-out case: a verdict for each measure it was looked at for, and what the model wrote."""
 
     verdicts: dict[str, bool] = field(default_factory=dict[str, bool])
+    turns: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
+    """Verdicts on single turns, by measure: a conversation has several of a kind."""
     outputs: list[str] = field(default_factory=list[str])
     problem: str = ""
     """What was expected at the first mistake, or the endpoint's failure."""
@@ -69,7 +71,7 @@ def rates(cases: Sequence[Case]) -> dict[str, Rate]:
     """Success of each measure, in the order in which measures first occur."""
     found: dict[str, list[bool]] = {}
     for case in cases:
-        for measure, right in case.verdicts.items():
+        for measure, right in (*case.turns, *case.verdicts.items()):
             found.setdefault(measure, []).append(right)
     return {measure: Rate(sum(verdicts), len(verdicts)) for measure, verdicts in found.items()}
 
@@ -94,7 +96,7 @@ def report(head: Mapping[str, Any], cases: Mapping[str, Sequence[Case]]) -> dict
     greedy = {skill: [case.outputs for case in group if case.greedy] for skill, group in cases.items()}
     digest = hashlib.sha256(json.dumps(greedy, sort_keys=True).encode()).hexdigest()
     details = {
-        skill: [{"verdicts": c.verdicts, "problem": c.problem, "outputs": c.outputs} for c in group]
+        skill: [{"verdicts": c.verdicts, "turns": c.turns, "problem": c.problem, "outputs": c.outputs} for c in group]
         for skill, group in cases.items()
     }
     return {**head, "measures": measures, "greedy_sha256": digest, "cases": details}

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
     from k3_sglang.tiny.train.workers import Workers
 
 SHIPPED = Plan(
-    (Stage("copy", 1_000_000, 512), Stage("tools", 1_200_000, 1024), Stage("agent", 8_300_000, 2560)),
-    step_tokens=2048,
+    (
+        Stage("copy", 1_200_000, 512, step_tokens=2048),
+        Stage("tools", 1_600_000, 1280, rate=1.4),
+        Stage("agent", 14_200_000, 3072, rate=1.4),
+    ),
+    step_tokens=4096,
     learning_rate=4e-3,
-    decay_fraction=0.33,
+    decay_fraction=0.6,
+    final_rate=0.01,
     quantise_from=0.8,
 )
 """The plan of the weights in the package."""

@@ -49,7 +49,7 @@ def steps(plan: Plan, position: Position) -> Iterator[Step]:
         while position.stage == number:
             items: list[Item] = []
             size = 0
-            while size < plan.step_tokens:
+            while size < (plan.stages[number].step_tokens or plan.step_tokens):
                 items.append(next(stream))
                 size += len(items[-1][0])
             tokens = position.tokens + size

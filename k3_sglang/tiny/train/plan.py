@@ -23,6 +23,10 @@ class Stage:
     """Tokens to train on, counted without padding."""
     max_len: int = 1536
     """Longest conversation, in tokens."""
+    step_tokens: int = 0
+    """Tokens per optimiser step, at least; 0: the plan's."""
+    rate: float = 1.0
+    """Factor on the plan's learning rate, for steps of another size."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,13 @@ class Plan:
         return len(self.stages)
 
     def rate_at(self, step: int, tokens: int) -> float:
-        """Learning rate: linear warm-up, constant, then a cosine down to ``final_rate``."""
+        """Learning rate: linear warm-up, constant, then a cosine down to ``final_rate``; times the stage's factor."""
         warm = min(1.0, (step + 1) / self.warmup_steps)
         start = self.tokens * (1 - self.decay_fraction)
         share = min(1.0, max(0.0, (tokens - start) / (self.tokens - start))) if self.decay_fraction else 0.0
         falling = self.final_rate + (1 - self.final_rate) * 0.5 * (1 + math.cos(math.pi * share))
-        return self.learning_rate * warm * falling
+        stage = self.stages[min(self.stage_at(tokens), len(self.stages) - 1)]
+        return self.learning_rate * stage.rate * warm * falling
 
     def save(self, directory: Path) -> None:
         """Write ``plan.json``."""
