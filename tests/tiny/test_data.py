@@ -19,7 +19,7 @@ from k3_sglang.chat.parse import TurnParser
 from k3_sglang.chat.request import parse_request
 from k3_sglang.tiny.data import MIXES, samples
 from k3_sglang.tiny.data.agent_texts import agent_texts
-from k3_sglang.tiny.data.names import SYLLABLES, WORDS, Draw, is_held_out
+from k3_sglang.tiny.data.names import SYLLABLES, WORDS, Draw, Split, is_held_out
 from k3_sglang.tiny.data.stream import SKILLS, talk
 from k3_sglang.tiny.data.vocabulary import BASE_TOKENS, build_tokenizer, tokenizer, train
 
@@ -77,6 +77,19 @@ def test_names_numbers_and_paths_belong_to_their_split(split: str) -> None:
     drawn = [make() for _ in range(40) for make in (draw.name, draw.code, lambda: str(draw.number()))]
     assert {is_held_out(name) for name in drawn} == {split == "held_out"}
     assert len(set(drawn)) == len(drawn)
+
+
+def test_names_of_some_training_conversations_are_easily_confused_and_never_those_of_the_evaluation() -> None:
+    def syllables(split: Split, seed: int) -> int:
+        draw = Draw(f"few/{seed}", split)
+        names = "".join(draw.name(3) for _ in range(60))
+        return len({names[place : place + 2] for place in range(0, len(names), 2)})
+
+    train = [syllables("train", seed) for seed in range(200)]
+    few = [count for count in train if count <= 20]
+    assert 50 < len(few) < 110 and min(few) >= 8
+    assert all(count > 30 for count in train if count > 20)
+    assert min(syllables("held_out", seed) for seed in range(100)) > 30
 
 
 @pytest.mark.parametrize("lead", [" ", '"', "/", "_", "(", "`", "'", "-", ".", "[", "=", "test_"])

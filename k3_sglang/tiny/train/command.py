@@ -43,6 +43,9 @@ def add_commands(commands: Any) -> None:
     train.add_argument(
         "--workers", type=int, default=1, help="processes that share every step, one for each free core (default: 1)"
     )
+    train.add_argument(
+        "--device", default="auto", metavar="NAME", help="cpu, cuda, or auto: a GPU when there is one (default)"
+    )
     train.add_argument("--threads", type=int, default=1, help="processor threads of each worker (default: 1)")
     train.add_argument(
         "--time-limit", type=float, default=float("inf"), metavar="MINUTES", help="stop and save by then"
@@ -66,6 +69,7 @@ def train_command(options: argparse.Namespace) -> int:
         raise FileExistsError(f"{directory} holds a run; pass --resume to go on with it or choose another directory")
     if exists and options.start_from is not None:
         raise ValueError(f"--start-from is for a new run and {directory} holds one; leave out one of the two")
+    _device(options)
     if not options.resume:
         plan = Plan.load(options.plan) if options.plan else SHIPPED
         directory.mkdir(parents=True, exist_ok=True)
@@ -85,7 +89,7 @@ def work(workers: Workers, options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     if not options.no_fusion:
         enable_fusion()
-    trainer = Trainer(Plan.load(directory / PLAN_FILE), workers=workers)
+    trainer = Trainer(Plan.load(directory / PLAN_FILE), workers=workers, device=_device(options))
     if (directory / CHECKPOINT_FILE).exists():
         trainer.restore(directory)
     elif options.start_from is not None:
@@ -93,6 +97,17 @@ def work(workers: Workers, options: argparse.Namespace) -> None:
     finished = train(trainer, directory, time_limit=options.time_limit * 60)
     if workers.rank == 0:
         print(f"{directory}: {trainer.position.tokens} tokens, {'finished' if finished else 'not finished'}")
+
+
+def _device(options: argparse.Namespace) -> str:
+    import torch
+
+    name: str = options.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() and options.workers == 1 else "cpu"
+    if options.workers > 1 and name != "cpu":
+        raise ValueError(f"--workers {options.workers} is for processors and the device is {name}; add --device cpu")
+    return name
 
 
 def export_command(options: argparse.Namespace) -> int:

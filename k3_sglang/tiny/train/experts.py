@@ -39,7 +39,7 @@ def route(logits: Tensor, bias: Tensor, per_token: int, renormalize: bool, scale
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
     order = torch.argsort(chosen.flatten(), stable=True)
     row = torch.empty_like(order)
-    row[order] = torch.arange(order.shape[0])
+    row[order] = torch.arange(order.shape[0], device=order.device)
     counts = torch.bincount(chosen.flatten(), minlength=logits.shape[1])
     return Routing(weights * scale, order // per_token, row.view_as(chosen), counts.tolist())
 
@@ -86,6 +86,6 @@ def spread(x: Tensor, routing: Routing) -> Tensor:
 def combine(rows: Tensor, routing: Routing) -> Tensor:
     """Sorted expert outputs [R, L] -> their weighted sum per token [N, L]."""
     order = torch.empty_like(routing.row.flatten())
-    order[routing.row.flatten()] = torch.arange(order.shape[0])
+    order[routing.row.flatten()] = torch.arange(order.shape[0], device=order.device)
     by_token = _Gather.apply(rows, routing.row, order)
     return torch.bmm(routing.weights.unsqueeze(1), by_token).squeeze(1)

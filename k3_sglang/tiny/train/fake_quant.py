@@ -21,7 +21,7 @@ def round_mxfp4(values: Tensor) -> Tensor:
     """
     groups = values.unflatten(-1, (-1, GROUP_SIZE))
     _, exponent = torch.frexp(groups.abs().amax(-1, keepdim=True))
-    scale = torch.ldexp(torch.ones(exponent.shape), exponent - 1 - _MAX_EXPONENT)
+    scale = torch.ldexp(torch.ones(exponent.shape, device=values.device), exponent - 1 - _MAX_EXPONENT)
     scaled = groups / scale
     size = scaled.abs()
     step = 0.5 + 0.5 * (size >= 2) + (size >= 4)  # spacing of the magnitudes around a value

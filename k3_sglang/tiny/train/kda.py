@@ -41,9 +41,9 @@ class Chunks(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _sums(size: int) -> Tensor:
+def _sums(size: int, device: torch.device) -> Tensor:
     """[C + 2, C]: the signed sum from the middle to each token, the sum of the first half, the sum of the second."""
-    token = torch.arange(size)
+    token = torch.arange(size, device=device)
     middle = size // 2
     until = (token[None] <= token[:, None]).float()
     first, second = (token < middle).float(), (token >= middle).float()
@@ -172,7 +172,7 @@ def kda(qkv: Tensor, z: Tensor, beta: Tensor, taps: Tensor, rate: Tensor, bias: 
     natural = (*_activate(mixed, heads, KDA_L2NORM_EPS), _log_decay(z, rate, bias, bound))
     q, k, v, g = (_ByChunk.apply(x, chunk) for x in natural)
     strength = beta.view(batch, -1, chunk, heads).permute(0, 3, 1, 2).unsqueeze(-1)  # [B, H, N, C, 1]
-    output = _chunked(Chunks(*_decayed(q, k, _sums(chunk).to(g.dtype) @ g)), v, strength)
+    output = _chunked(Chunks(*_decayed(q, k, _sums(chunk, g.device).to(g.dtype) @ g)), v, strength)
     return output.permute(0, 2, 3, 1, 4).reshape(batch, length, heads, -1)[:, :total]
 
 

@@ -145,6 +145,6 @@ class Optimiser:
 @torch.no_grad()
 def balance_router(bias: Tensor, load: list[int], rate: float) -> None:
     """Raise the bias of experts that got less than the mean, lower the others', by ``rate`` each; mean kept at zero."""
-    got = torch.tensor(load, dtype=torch.float32)
+    got = torch.tensor(load, dtype=torch.float32, device=bias.device)
     bias += rate * torch.sign(got.mean() - got)
     bias -= bias.mean()

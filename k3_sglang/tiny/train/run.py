@@ -43,10 +43,20 @@ def text_config() -> TextConfig:
 class Trainer:
     """Parameters, optimiser and position of one run."""
 
-    def __init__(self, plan: Plan, text: TextConfig | None = None, workers: Workers | None = None) -> None:
-        """``text``: other dimensions than the recipe's; ``workers``: who shares the work (default: nobody)."""
+    def __init__(
+        self, plan: Plan, text: TextConfig | None = None, workers: Workers | None = None, device: str = "cpu"
+    ) -> None:
+        """Begin a run.
+
+        Args:
+            text: other dimensions than the recipe's.
+            workers: who shares the work (default: nobody).
+            device: where parameters, moments and products are.
+        """
+        self.device = torch.device(device)
         self.plan, self.text, self.workers = plan, text or text_config(), workers or Workers()
-        parameters = initial_parameters(self.text, plan.seed)
+        initial = initial_parameters(self.text, plan.seed)  # drawn on the CPU, so that every device begins alike
+        parameters = {name: value.to(self.device) for name, value in initial.items()}
         for name, value in parameters.items():
             value.requires_grad_(not name.endswith("e_score_correction_bias"))
         self.model = TrainableModel(self.text, parameters, bf16=plan.bf16)
@@ -109,15 +119,16 @@ class Trainer:
     def _losses(self, batch: Batch, rounded: bool, total: float) -> Tensor:
         """Add a batch's gradients; returns the weighted sum of losses per conversation, [B]."""
         experts = rounded_experts(self.parameters) if rounded else None
-        hidden = self.model.hidden(batch.ids, experts)
-        row, column = batch.weights.nonzero(as_tuple=True)
-        targets, weights = batch.ids[row, column + 1], batch.weights[row, column]
+        ids, wanted = batch.ids.to(self.device), batch.weights.to(self.device)
+        hidden = self.model.hidden(ids, experts)
+        row, column = wanted.nonzero(as_tuple=True)
+        targets, weights = ids[row, column + 1], wanted[row, column]
         logits = self.model.logits(hidden[row, column])
         normaliser = torch.logsumexp(logits, -1)
         losses = (normaliser - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)) * weights
         penalty = self.plan.z_loss * (normaliser.square() * weights).sum()
         ((losses.sum() + penalty) / total).backward()
-        return torch.zeros(batch.ids.shape[0]).index_add_(0, row, losses.detach())
+        return torch.zeros(batch.ids.shape[0], device=self.device).index_add_(0, row, losses.detach())
 
     def save(self, directory: Path) -> None:
         """Write the checkpoint; an older one stays whole until the new one is. Only the first worker writes.
@@ -165,7 +176,7 @@ class Trainer:
             FileNotFoundError: there is no checkpoint.
             ValueError: it is one of another model.
         """
-        state = torch.load(directory / CHECKPOINT_FILE, weights_only=True)
+        state = torch.load(directory / CHECKPOINT_FILE, map_location=self.device, weights_only=True)
         self._take(state["parameters"], directory)
         self.optimiser.load_state_dict(state["optimiser"])
         self.position, self.seconds = Position(**state["position"]), state["seconds"]
