@@ -44,6 +44,7 @@ def rate(found: dict[str, Any], measure: str) -> float:
 def test_a_fact_of_earlier_thinking_is_known_exactly_while_the_thinking_is_there(trained: Stack) -> None:
     found = figures(trained, ["facts"], 10)
     assert rate(found, "facts, thinking kept: all") >= 0.8
+    assert rate(found, "facts, thinking put back: all") == rate(found, "facts, thinking kept: all")
     assert rate(found, "facts, thinking dropped: all") <= 0.3
     assert rate(found, "facts, thinking foreign: all") <= 0.3
 

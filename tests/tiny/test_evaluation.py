@@ -118,12 +118,13 @@ def attentive(prompt: str) -> list[int]:
     return WRITE.turn("", f"The {held[0][0]} is {held[0][1]}." if held else UNKNOWN)
 
 
-async def test_thinking_that_is_kept_is_recalled_and_the_gateway_does_not_put_back_what_was_dropped(
+async def test_what_was_thought_is_recalled_when_it_is_kept_or_put_back_by_the_gateway_and_only_then(
     tmp_path: Path,
 ) -> None:
     found = await figures(attentive, tmp_path, "facts", 12)
     assert found["facts: chosen in thinking, not said"] == 1.0
     assert found["facts, thinking kept: all"] == 1.0
+    assert found["facts, thinking put back: all"] == 1.0
     assert found["facts, thinking dropped: all"] == 0.0
     assert found["facts, thinking dropped: says it does not know"] == 1.0
     assert found["facts, thinking foreign: all"] == 0.0

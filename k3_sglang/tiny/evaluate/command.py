@@ -31,6 +31,7 @@ EXPLAINED: Final = {
     "review: answer": "the wrong line and the right one, of a function that the user shows",
     "tools: answer": "the answer word for word, from the result",
     "facts, thinking kept: all": "the secret of its own earlier thinking",
+    "facts, thinking put back: all": "the client dropped it, the gateway restored it",
     "facts, thinking dropped: all": "guessed: the thinking is gone",
     "facts, thinking foreign: all": "guessed: the thinking is another conversation's",
     "facts, thinking dropped: choice of a list": "chance is 1 in 4 to 8",

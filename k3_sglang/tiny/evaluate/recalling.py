@@ -1,4 +1,4 @@
-"""Facts in thinking: the same question with the thinking kept, dropped, or taken from another conversation."""
+"""Facts in thinking: the same question with the thinking kept, dropped, put back by the gateway, or another's."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _FACT: Final = re.compile(r"The (choice|number|code word) is (\S+)\.")
 
 
 async def recall(greedy: ChatClient, sampled: ChatClient, draw: Draw) -> Case:
-    """One secret that the model chooses at temperature 1, and asks for it three ways.
+    """One secret that the model chooses at temperature 1, and asks for it four ways.
 
-    Nothing but the model's own thinking holds the secret. The variants have sessions of their own, so that the gateway
-    cannot put the thinking back.
+    Nothing but the model's own thinking holds the secret. Dropped and foreign thinking are asked about in sessions of
+    their own, so that the gateway cannot put it right. `put back` drops it too, but in the session it was written in:
+    what a client does that forgets thinking.
     """
     wanted = secret(draw)
     case = Case(greedy=False)
@@ -38,9 +39,15 @@ async def recall(greedy: ChatClient, sampled: ChatClient, draw: Draw) -> Case:
     value = found[2]
     asked = Message(role="user", content=question(draw, wanted.noun))
     other = _other(draw, wanted, value)
-    for way, thinking in (("kept", turn.reasoning), ("dropped", ""), ("foreign", other.thought)):
+    ways = (
+        ("kept", turn.reasoning, session),
+        ("put back", "", session),
+        ("dropped", "", f"{session}-dropped"),
+        ("foreign", other.thought, f"{session}-foreign"),
+    )
+    for way, thinking, name in ways:
         history = [first.messages[0], replace(turn.message(), reasoning=thinking), asked]
-        chat = Chat(greedy, session if way == "kept" else f"{session}-{way}", messages=history)
+        chat = Chat(greedy, name, messages=history)
         answer = await chat.ask()
         case.outputs.append(written(answer))
         case.verdicts[f"facts, thinking {way}: {kind}"] = said(value, answer.content)
