@@ -28,6 +28,7 @@ from agent_runtime.gateway.foreign import ForeignServer
 from agent_runtime.gateway.images import ImageInput
 from agent_runtime.gateway.inspection import inspector
 from agent_runtime.gateway.job import Asked, Gateway, keep_up, prepare
+from agent_runtime.gateway.key_file import KeyFile
 from agent_runtime.gateway.keys import ApiKeys
 from agent_runtime.gateway.limits import Limits
 from agent_runtime.gateway.openapi.document import document
@@ -147,6 +148,8 @@ def create_app(
             await gateway.cache.first_ask()
             tasks.start_soon(gateway.cache.keep_asking)
             tasks.start_soon(keep_up, gateway)
+            if keys is not None and settings.api_keys_file is not None:
+                tasks.start_soon(KeyFile(settings.api_keys_file, keys).keep_reading)
             yield
             tasks.cancel_scope.cancel()
         await gateway.images.aclose()

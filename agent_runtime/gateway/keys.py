@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from agent_runtime.errors import SettingsError
 from agent_runtime.gateway.settings import GatewaySettings
@@ -28,12 +29,29 @@ class ApiKeys:
         if not owners:
             raise ValueError("there must be at least one key")
         self._salt = secrets.token_bytes(32)
-        self._owners = tuple((self._digest(key), owner) for key, owner in owners.items())
+        self._owners = self._digests(owners)
+        self.all_owners: Final = self.owners
+        """Everybody who had a key at the start."""
 
     @property
     def owners(self) -> frozenset[str]:
         """Everybody who has a key."""
         return frozenset(owner for _, owner in self._owners)
+
+    def holds(self, owners: Mapping[str, str]) -> bool:
+        """Whether the keys are these and no others."""
+        return set(self._owners) == set(self._digests(owners))
+
+    def replace(self, owners: Mapping[str, str]) -> None:
+        """Let these keys be all. With none nobody is let in.
+
+        Raises ValueError for an owner who had no key at the start.
+        """
+        if strangers := set(owners.values()) - self.all_owners:
+            raise ValueError(
+                f"{sorted(strangers)} had no key at the start; only {sorted(self.all_owners)} may have one"
+            )
+        self._owners = self._digests(owners)
 
     def owner(self, key: str) -> str | None:
         """Whose key this is. It is compared with every one, whole, so that the time taken tells nothing of any."""
@@ -43,6 +61,9 @@ class ApiKeys:
             if hmac.compare_digest(known, asked):
                 found = owner
         return found
+
+    def _digests(self, owners: Mapping[str, str]) -> tuple[tuple[bytes, str], ...]:
+        return tuple((self._digest(key), owner) for key, owner in owners.items())
 
     def _digest(self, key: str) -> bytes:
         return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), key=self._salt, digest_size=32).digest()
@@ -54,13 +75,18 @@ def read_keys(settings: GatewaySettings) -> ApiKeys | None:
     Raises SettingsError with the line at fault and what is allowed; never with what the line says.
     """
     if settings.api_keys_file is not None:
-        return ApiKeys(_parsed(_file_text(settings.api_keys_file), f"api_keys_file {settings.api_keys_file}"))
+        return ApiKeys(owners_in(settings.api_keys_file))
     if settings.api_keys_env is not None:
         text = os.environ.get(settings.api_keys_env)
         if text is None:
             raise SettingsError(f"api_keys_env names the variable {settings.api_keys_env}, which is not set")
         return ApiKeys(_parsed(text.replace(",", "\n"), f"variable {settings.api_keys_env} of api_keys_env"))
     return None
+
+
+def owners_in(path: Path) -> dict[str, str]:
+    """Owners by key, of a file. Raises SettingsError as :func:`read_keys`."""
+    return _parsed(_file_text(path), f"api_keys_file {path}")
 
 
 def readable_by_others(path: Path) -> bool:
