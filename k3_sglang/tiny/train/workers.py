@@ -108,7 +108,7 @@ def run_together(function: Callable[[Workers, T], object], argument: T, count: i
         count: 1 starts no process.
 
     Raises:
-        RuntimeError: a worker ended before the others.
+        ChildProcessError: another worker ended before this one.
         ValueError: fewer than one worker.
     """
     if count < 1:
@@ -132,6 +132,15 @@ def _others(job: _Job[T], count: int) -> Iterator[None]:
         yield
         for process in processes:
             process.join(_JOIN_SECONDS)
+    except RuntimeError as error:  # what gloo says when the other end is gone
+        for rank, process in enumerate(processes, 1):
+            process.join(_JOIN_SECONDS)
+            if process.exitcode:
+                raise ChildProcessError(
+                    f"worker {rank} of {count} ended with code {process.exitcode}; its own words are above. A run goes "
+                    "on from its last checkpoint with --resume"
+                ) from error
+        raise
     finally:
         for process in processes:
             if process.is_alive():
