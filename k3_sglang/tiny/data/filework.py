@@ -31,7 +31,7 @@ def _list(session: Session) -> None:
     listing = space.list_files()
     talk.call(Call("list_files", {}, listing), think="List the files.")
     names = [line.split("  ")[0] for line in listing.splitlines()]
-    talk.answer(f"There are {len(names)} files: {', '.join(names)}.", think=f"{len(names)} files.")
+    talk.answer(f"The files are {', '.join(names)}.", think="The list says it.")
 
 
 def _search(session: Session) -> None:

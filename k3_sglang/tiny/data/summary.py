@@ -82,7 +82,7 @@ def summarise(draw: Draw) -> Talk:
         if draw.chance(0.3):
             chatter(draw, talk)
     talk.user(agent_texts().summary_instruction)
-    talk.answer(notes(found), think=f"{len(found)} facts.")
+    talk.answer(notes(found), think="The facts so far.")
     return talk
 
 

@@ -53,7 +53,11 @@ def schemas(tools: Sequence[Declared]) -> list[dict[str, object]]:
 
 
 def job(draw: Draw, tool: Declared) -> Job:
-    """Something to do with a tool; sometimes the user says which one and with what."""
+    """Something to do with a tool; sometimes the user says which one and with what.
+
+    The thinking takes one step at a time: what the user wants, in the words of the declaration, then the name that
+    stands behind these words there. The name first would be two steps in one token.
+    """
     kind = tool.kind
     values: dict[str, Value] = {key: parameter.make(draw) for key, parameter in kind.parameters.items()}
     shown = {key: _shown(value) for key, value in values.items()}
@@ -65,7 +69,9 @@ def job(draw: Draw, tool: Declared) -> Job:
         {tool.renamed.get(key, key): value for key, value in values.items()},
         "error: not available" if failed else result,
     )
+    think = f"{kind.description} {tool.name}"
     if draw.chance(0.25):
+        think = f"As asked: {tool.name}"
         wanted = " and ".join(f"{tool.renamed.get(key, key)} {value}" for key, value in shown.items())
         ask = f"{draw.pick(('Call', 'Use', 'Please call'))} {tool.name} with {wanted}."
         answer = f"The result is: {result}"
@@ -73,7 +79,7 @@ def job(draw: Draw, tool: Declared) -> Job:
         ask, answer = draw.pick(kind.asks).format(**shown), kind.answer.format(**facts)
     if failed:
         answer = f"{tool.name} failed: not available."
-    return Job(ask, f"{tool.name}: {kind.description}", call, answer)
+    return Job(ask, think, call, answer)
 
 
 def _shown(value: Value) -> str:
