@@ -39,7 +39,7 @@ def chatter(draw: Draw, talk: Talk) -> None:
 
 
 def _sum(draw: Draw, talk: Talk) -> None:
-    first, second = draw.rng.randint(0, 12), draw.rng.randint(0, 12)
+    first, second = draw.rng.randint(0, 6), draw.rng.randint(0, 6)
     if draw.chance(0.3):
         first, second = max(first, second), min(first, second)
         words, value = ("minus", "-"), first - second
@@ -66,13 +66,13 @@ def repeat(draw: Draw, talk: Talk, most: int = 3) -> None:
 
 def _item(draw: Draw) -> str:
     kind = draw.rng.random()
-    if kind < 0.4:
+    if kind < 0.35:
         return draw.name()
-    if kind < 0.4:
+    if kind < 0.5:
         return draw.code()
-    if kind < 0.7:
+    if kind < 0.75:
         return str(draw.number())
-    return draw.path() if kind < 0.85 else draw.word()
+    return draw.path() if kind < 0.9 else draw.word()
 
 
 def small_talk(draw: Draw) -> Talk:

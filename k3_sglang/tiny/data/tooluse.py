@@ -32,6 +32,8 @@ class Job:
     ask: str
     think: str
     call: Call
+    note: str
+    """What is thought of the result."""
     answer: str
 
 
@@ -69,9 +71,9 @@ def job(draw: Draw, tool: Declared) -> Job:
         {tool.renamed.get(key, key): value for key, value in values.items()},
         "error: not available" if failed else result,
     )
-    think = f"{kind.description} {tool.name}"
+    wish = kind.description
     if draw.chance(0.25):
-        think = f"As asked: {tool.name}"
+        wish = "As asked:"
         wanted = " and ".join(f"{tool.renamed.get(key, key)} {value}" for key, value in shown.items())
         ask = f"{draw.pick(('Call', 'Use', 'Please call'))} {tool.name} with {wanted}."
         answer = f"The result is: {result}"
@@ -79,7 +81,7 @@ def job(draw: Draw, tool: Declared) -> Job:
         ask, answer = draw.pick(kind.asks).format(**shown), kind.answer.format(**facts)
     if failed:
         answer = f"{tool.name} failed: not available."
-    return Job(ask, think, call, answer)
+    return Job(ask, f"{wish} {tool.name}", call, f"{wish} {call.result}", answer)
 
 
 def _shown(value: Value) -> str:
@@ -103,5 +105,5 @@ def ask(draw: Draw, talk: Talk, tools: Sequence[Declared]) -> list[Job]:
     jobs = [job(draw, draw.pick(tools)) for _ in range(draw.pick((1, 1, 2)))]
     talk.user(" ".join(made.ask for made in jobs))
     talk.call(*(made.call for made in jobs), think="\n".join(made.think for made in jobs))
-    talk.answer(" ".join(made.answer for made in jobs), think=" ".join(made.call.result for made in jobs))
+    talk.answer(" ".join(made.answer for made in jobs), think="\n".join(made.note for made in jobs))
     return jobs
