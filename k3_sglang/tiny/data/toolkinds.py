@@ -40,9 +40,13 @@ class ToolKind:
     answer: str
 
     def schema(self, name: str | None = None, renamed: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The tool's declaration, under another name and with other names of its parameters if wanted."""
+        """The tool's declaration, under another name and with other names of its parameters if wanted.
+
+        Parameters are in the order of their names, which is the order in which K3's prompt shows them.
+        """
         names = {key: (renamed or {}).get(key, key) for key in self.parameters}
-        properties = {names[key]: parameter.schema() for key, parameter in self.parameters.items()}
+        shown = {names[key]: parameter.schema() for key, parameter in self.parameters.items()}
+        properties = dict(sorted(shown.items()))
         parameters = {"type": "object", "properties": properties, "required": list(properties)}
         function = {"name": name or self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}

@@ -61,7 +61,9 @@ def job(draw: Draw, tool: Declared) -> Job:
     stands behind these words there. The name first would be two steps in one token.
     """
     kind = tool.kind
-    values: dict[str, Value] = {key: parameter.make(draw) for key, parameter in kind.parameters.items()}
+    made: dict[str, Value] = {key: parameter.make(draw) for key, parameter in kind.parameters.items()}
+    # In the order of the declaration, so that each argument's name stands behind the one before.
+    values = {key: made[key] for key in sorted(made, key=lambda key: tool.renamed.get(key, key))}
     shown = {key: _shown(value) for key, value in values.items()}
     facts = shown | {"n": str(draw.number(2, 9999)), "r": draw.name()}
     result = kind.result.format(**facts)
