@@ -110,7 +110,7 @@ _TEXT: Final = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "q_lora_rank": 64,
-    "kv_lora_rank": 32,
+    "kv_lora_rank": 64,
     "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16,
     "v_head_dim": 32,
