@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 from collections.abc import AsyncGenerator, Callable
@@ -24,7 +25,7 @@ from k3_sglang.tiny.data.functions import diagnosis
 from k3_sglang.tiny.data.names import Draw
 from k3_sglang.tiny.data.project import Project, project
 from k3_sglang.tiny.data.vocabulary import tokenizer
-from k3_sglang.tiny.evaluate.command import SKILLS, add_arguments, evaluate
+from k3_sglang.tiny.evaluate.command import SKILLS, Progress, add_arguments, evaluate
 from k3_sglang.tiny.evaluate.following import MAKERS
 from k3_sglang.tiny.evaluate.outcome import Case, rates, wilson
 from k3_sglang.tiny.evaluate.outcome import report as json_report
@@ -129,6 +130,16 @@ async def test_what_was_thought_is_recalled_when_it_is_kept_or_put_back_by_the_g
     assert found["facts, thinking dropped: says it does not know"] == 1.0
     assert found["facts, thinking foreign: all"] == 0.0
     assert found["facts, thinking foreign: says the foreign one"] == 1.0
+
+
+def test_progress_has_a_line_for_every_twentieth_of_the_cases() -> None:
+    for total, lines in ((3, 3), (20, 20), (400, 20)):
+        out = io.StringIO()
+        progress = Progress(total, out)
+        for _ in range(total):
+            progress.one_done()
+        shown = out.getvalue().splitlines()
+        assert len(shown) == lines and shown[-1].startswith(f"{total} of {total} cases, ")
 
 
 async def test_a_secret_that_is_said_aloud_is_no_case_of_recall(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TextIO, TypeAlias
 
 from rich.console import Console
 
@@ -40,6 +40,8 @@ EXPLAINED: Final = {
     "compression: all facts recalled after it": "two to four facts, one question each",
 }
 _ANSWER_TOKENS: Final = 700
+_LINES: Final = 20
+"""Lines of progress."""
 
 
 def _following(skill: str) -> Evaluate:
@@ -67,8 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Evaluate and print; 0 when all cases were run, 1 when the endpoint failed one of them."""
     started = time.monotonic()
+    total = options.count * len(options.skills)
     try:
-        cases = asyncio.run(evaluate(options))
+        cases = asyncio.run(evaluate(options, Progress(total, sys.stderr)))
     except ChatError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -88,7 +91,22 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-async def evaluate(options: argparse.Namespace) -> dict[str, list[Case]]:
+class Progress:
+    """A line for every twentieth of the cases."""
+
+    def __init__(self, total: int, out: TextIO) -> None:
+        self._total, self._out, self._done = total, out, 0
+        self._started = time.monotonic()
+
+    def one_done(self) -> None:
+        """Another case is over."""
+        before, self._done = self._done, self._done + 1
+        if before * _LINES // self._total < self._done * _LINES // self._total:
+            seconds = time.monotonic() - self._started
+            print(f"{self._done} of {self._total} cases, {seconds:.0f} s", file=self._out, flush=True)
+
+
+async def evaluate(options: argparse.Namespace, progress: Progress | None = None) -> dict[str, list[Case]]:
     """Cases by skill, in their order. Raises ChatError when the endpoint does not answer at all."""
     plain: dict[str, Any] = {"max_output_tokens": _ANSWER_TOKENS}
     room = asyncio.Semaphore(options.concurrency)
@@ -105,6 +123,9 @@ async def evaluate(options: argparse.Namespace) -> dict[str, list[Case]]:
                     return await SKILLS[skill](greedy, sampled, draw)
                 except ChatError as error:
                     return Case(problem=f"{skill} {number}: {error}")
+                finally:
+                    if progress is not None:
+                        progress.one_done()
 
         jobs = {skill: [one(skill, number) for number in range(options.count)] for skill in options.skills}
         done = await asyncio.gather(*(asyncio.gather(*group) for group in jobs.values()))
