@@ -50,13 +50,13 @@ def test_a_fact_of_earlier_thinking_is_known_exactly_while_the_thinking_is_there
 
 
 def test_the_agent_repairs_programs_it_has_never_seen(trained: Stack) -> None:
-    assert rate(figures(trained, ["coding"], 6), "coding: bug fixed") >= 0.3
+    assert rate(figures(trained, ["coding"], 6), "coding: bug fixed") >= 0.5
 
 
 def test_greedy_answers_are_the_same_without_a_prefix_cache(trained: Stack, repository: Path, tmp_path: Path) -> None:
     """Also that calls are right: a wrong state would show in arguments that are copied from far back."""
     cached = figures(trained, GREEDY, 8)
-    assert rate(cached, "tools: call") >= 0.4
+    assert rate(cached, "tools: call") >= 0.8
     config = tmp_path / "plain.yaml"
     config.write_text((repository / "configs" / "tiny.yaml").read_text(encoding="utf-8") + NO_CACHE, encoding="utf-8")
     with running(["--config", str(config)], *two_free_ports()) as plain:
