@@ -1,7 +1,6 @@
 """A file of API keys that may change while the gateway runs: keys are replaced and withdrawn without a restart."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -22,8 +21,8 @@ class KeyFile:
     is new in the file is not let in before a restart; keys of the names there were may come and go.
     """
 
-    def __init__(self, path: Path, keys: ApiKeys, read: Callable[[Path], dict[str, str]] = owners_in) -> None:
-        self._path, self._keys, self._read = path, keys, read
+    def __init__(self, path: Path, keys: ApiKeys) -> None:
+        self._path, self._keys = path, keys
         self._seen: tuple[int, ...] | None = None  # the file may have changed since it was read at the start
 
     async def keep_reading(self) -> None:
@@ -46,7 +45,7 @@ class KeyFile:
             return
         self._seen = state
         try:
-            owners = self._read(self._path)
+            owners = owners_in(self._path)
         except SettingsError as error:
             logger.error("the keys stay as they are: %s", error)
             return

@@ -69,7 +69,7 @@ def train_command(options: argparse.Namespace) -> int:
         raise FileExistsError(f"{directory} holds a run; pass --resume to go on with it or choose another directory")
     if exists and options.start_from is not None:
         raise ValueError(f"--start-from is for a new run and {directory} holds one; leave out one of the two")
-    _device(options)
+    options.device = _device(options)
     if not options.resume:
         plan = Plan.load(options.plan) if options.plan else SHIPPED
         directory.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def work(workers: Workers, options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     if not options.no_fusion:
         enable_fusion()
-    trainer = Trainer(Plan.load(directory / PLAN_FILE), workers=workers, device=_device(options))
+    trainer = Trainer(Plan.load(directory / PLAN_FILE), workers=workers, device=options.device)
     if (directory / CHECKPOINT_FILE).exists():
         trainer.restore(directory)
     elif options.start_from is not None:
