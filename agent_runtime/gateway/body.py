@@ -1,12 +1,14 @@
 """Reads a request body into a JSON object: bounded, strict, every fault a 400 or 413 with its reason."""
 
+import asyncio
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any, NoReturn, cast
 
 from starlette.requests import ClientDisconnect, Request
 
+from agent_runtime.gateway import http
 from agent_runtime.gateway.errors import ApiError
 
 MAX_DEPTH = 128
@@ -46,11 +48,21 @@ async def _read(request: Request, max_body_bytes: int) -> bytes:
     if declared.isdecimal() and len(declared) <= _LENGTH_DIGITS and int(declared) > max_body_bytes:
         raise _too_large(max_body_bytes, f"{declared} bytes were announced")
     raw = bytearray()
-    async for piece in request.stream():
+    pieces = request.stream()
+    while (piece := await _next(pieces)) is not None:
         raw += piece
         if len(raw) > max_body_bytes:
             raise _too_large(max_body_bytes, "more were sent")
     return bytes(raw)
+
+
+async def _next(pieces: AsyncGenerator[bytes, None]) -> bytes | None:
+    """What comes next; None at the end."""
+    try:
+        async with asyncio.timeout(http.CLIENT_IDLE_S):
+            return await anext(pieces, None)
+    except TimeoutError as error:
+        raise http.client_too_slow("no more of its body had come") from error
 
 
 def _deeper_than(value: Any, levels: int) -> bool:

@@ -1,19 +1,63 @@
 """HTTP/1.1 as uvicorn and h11 speak it, with refusals of unreadable requests in the words of every other error."""
 
+import asyncio
 import json
 import sys
-from contextlib import suppress
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agent_runtime.gateway.errors import ApiError
+from agent_runtime.gateway.lingering import LingeringTransport
 
 HEAD_TOO_LARGE = 431
+CLIENT_IDLE_S = 30.0
+"""How long a client may take for a request's line and headers, and then between any two pieces of the body."""
 
 
 class Http(H11Protocol):
-    """A request that is no HTTP, or whose head is larger than the bound, ends its connection with a JSON body."""
+    """A request that is no HTTP, or whose head is larger than the bound, ends its connection with a JSON body.
+
+    That answer, and any other that comes before the request was read, reaches a client that is still sending. A
+    connection on which no head comes to its end is closed.
+    """
+
+    _connection: LingeringTransport
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        self._connection = LingeringTransport(transport, self._client_is_sending)
+        super().connection_made(self._connection)
+        self._head_timer = self.loop.call_later(CLIENT_IDLE_S, self._head_is_late)
+
+    def data_received(self, data: bytes) -> None:
+        if self._connection.lingering:
+            self._connection.discard(data)
+            return
+        super().data_received(data)
+        head_begun = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if not head_begun:
+            self._cancel_head_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(CLIENT_IDLE_S, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_head_timer()
+        super().connection_lost(exc)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        if self.conn.trailing_data[0]:
+            self._refuse(client_too_slow("its request line and headers were not complete"))
+        else:  # an answer to nothing would be taken for that to the next request
+            self.transport.close()
+
+    def _client_is_sending(self) -> bool:
+        return self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or bool(self.conn.trailing_data[0])
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn while it handles h11's error, which knows the status that fits."""
@@ -23,16 +67,30 @@ class Http(H11Protocol):
             refusal = head_too_large("its request line and headers are larger than this server takes")
         else:
             refusal = ApiError(status, f"This is no request in HTTP/1.1: {error}.", code="http_error")
+        self._refuse(refusal)
+
+    def _refuse(self, refusal: ApiError) -> None:
+        """Answer what has no application to answer it, and close."""
         body = json.dumps(refusal.body()).encode()
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
-        with suppress(h11.LocalProtocolError):  # an answer has begun already: all that is left is to close
-            for event in (
-                h11.Response(status_code=status, headers=headers),
-                h11.Data(data=body),
-                h11.EndOfMessage(),
-            ):
+        response = h11.Response(status_code=refusal.status, headers=headers)
+        try:
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        except h11.LocalProtocolError:  # an answer has begun already: all that is left is to cut it off
+            self._connection.end()
+        else:
+            self.transport.close()
+
+
+def client_too_slow(reason: str) -> ApiError:
+    """The refusal of a request that does not come to its end."""
+    return ApiError(
+        408,
+        f"The request was given up: {reason} {CLIENT_IDLE_S:g} seconds later.",
+        code="request_timeout",
+        headers={"connection": "close"},
+    )
 
 
 def head_too_large(reason: str) -> ApiError:

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 
 from agent_runtime.engine.sglang import SGLangEngine
 from agent_runtime.gateway.app import create_app
+from agent_runtime.gateway.http import Http
 from agent_runtime.gateway.keys import ApiKeys
 from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.tokenizer import K3Tokenizer
@@ -108,7 +109,7 @@ async def gateway(
     """The gateway, served on loopback in front of the scripted engine."""
     app = create_app(GatewaySettings(**settings), SGLangEngine(engine_url), tokenizer, keys=keys)
     async with (
-        serving(app) as url,
+        serving(app, Http) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client,
     ):
         yield Running(app, url, client)

@@ -40,13 +40,13 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp) -> AsyncGenerator[str, None]:
+async def serving(app: ASGIApp, http: type[asyncio.Protocol] | None = None) -> AsyncGenerator[str, None]:
     """The base URL while the application is served; on leaving it is shut down like a process would."""
     # Named as TCP, for asyncio switches off Nagle's algorithm only where it reads that name.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on")
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", http=http or "auto")
     server = _Server(config)
     # The socket listens already, so a client may connect at once and waits in its queue.
     task = asyncio.create_task(server.serve(sockets=[listener]))

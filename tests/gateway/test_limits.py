@@ -1,9 +1,7 @@
 """What a client may ask at once and in one request; the place of every request is free again however it ends."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +10,6 @@ import pytest
 from agent_runtime.gateway.keys import ApiKeys
 from tests.gateway.bodies import MODEL, WEATHER_TOOL, chat, streamed, user
 from tests.gateway.conftest import Running
-from tests.gateway.process import running, write
 from tests.gateway.responses_items import asks
 from tests.gateway.stub_engine import Script, StubEngine, says
 from tests.gateway.test_disconnect import Client
@@ -273,29 +270,6 @@ async def test_too_many_headers_are_a_431(ann: httpx.AsyncClient) -> None:
     assert (await ann.get("/v1/models", headers={"x-long": "v" * 33_000})).status_code == 431
     assert (await ann.get(f"/v1/models?{'q' * 33_000}")).status_code == 431
     assert (await ann.get("/v1/models", headers={"x-long": "v" * 20_000})).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("raw", "status", "code"),
-    [
-        (b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-long: " + b"v" * 70_000, 431, "headers_too_large"),
-        (b"GET /" + b"p" * 70_000, 431, "headers_too_large"),
-        (b"HELLO\r\n\r\n", 400, "http_error"),
-        (b"GET / HTTP/1.1\r\n\r\n", 400, "http_error"),
-        (b"POST /v1/tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nno size\r\n", 400, "http_error"),
-    ],
-)
-async def test_a_head_that_cannot_be_read_ends_the_connection_with_json(
-    settings_file: Path, raw: bytes, status: int, code: str
-) -> None:
-    async with running(write(settings_file.parent, {})) as (_, url):
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        writer.write(raw)
-        answer = await reader.read()
-        writer.close()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(f"HTTP/1.1 {status} ".encode())
-    assert json.loads(body)["error"]["code"] == code
 
 
 async def test_a_failure_nobody_foresaw_leaves_its_place(

@@ -30,7 +30,7 @@ _ERROR = an_object(
     },
     "error",
 )
-_ALWAYS = ("401", "429", "431", "500")
+_ALWAYS = ("401", "408", "429", "431", "500")
 _WITH_BODY = ("400", "404", "409", "413")
 _OF_ENGINE = ("502", "503", "504")
 _SESSION_HEADERS: list[Schema] = [
