@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,9 @@ from k3_sglang.chat.tokenizer import IncrementalDecoder, K3Tokenizer
 from k3_sglang.chat.types import Segment
 from k3_sglang.tiny.checkpoint import VOCABULARY
 from k3_sglang.tiny.recipe import TOKENIZER_CONFIG
+
+if TYPE_CHECKING:
+    from tests.chat.grammar_engine import Engine
 
 _SPECIALS = {
     0: "[BOS]",
@@ -165,3 +168,17 @@ def parse_every_way(toy: K3Tokenizer) -> ParseEveryWay:
         return results[0]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def engine(toy: K3Tokenizer) -> "Engine":
+    """Compiles grammars over the toy vocabulary; what needs it skips where xgrammar is absent."""
+    from tests.chat.grammar_engine import Engine
+
+    return Engine(toy)
+
+
+@pytest.fixture
+def accepts(engine: "Engine") -> Callable[..., bool]:
+    """Whether a request's grammar takes a text."""
+    return lambda request, text, **options: engine.accepts(engine.matcher(request, **options), text)
