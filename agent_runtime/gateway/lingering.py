@@ -21,7 +21,7 @@ class LingeringTransport(asyncio.Transport):
         super().__init__()
         self._inner = inner
         self._sending = sending
-        self._left_bytes = LINGER_BYTES
+        self._discarded_bytes = 0
         self._end: asyncio.TimerHandle | None = None
 
     @property
@@ -35,14 +35,17 @@ class LingeringTransport(asyncio.Transport):
             self.end()
             return
         self._end = asyncio.get_running_loop().call_later(LINGER_S, self.end)
-        if self._inner.can_write_eof():
-            self._inner.write_eof()
-        self._inner.resume_reading()
+        try:
+            if self._inner.can_write_eof():
+                self._inner.write_eof()
+            self._inner.resume_reading()
+        except OSError:  # the client has reset the connection, and the loop has not seen it yet
+            self.end()
 
     def discard(self, data: bytes) -> None:
         """Bytes that nobody reads any more."""
-        self._left_bytes -= len(data)
-        if self._left_bytes < 0:
+        self._discarded_bytes += len(data)
+        if self._discarded_bytes > LINGER_BYTES:
             self.end()
 
     def end(self) -> None:

@@ -1,5 +1,6 @@
 """Fixtures of the gateway tests: a vocabulary, a scripted engine, and the real gateway in front of it."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from agent_runtime.gateway.settings import GatewaySettings
 from k3_sglang.chat.tokenizer import K3Tokenizer
 from tests.gateway.bodies import MODEL
 from tests.gateway.process import vocabulary_files, write
+from tests.gateway.raw_http import Connection
 from tests.gateway.serving import serving
 from tests.gateway.stub_engine import Script, StubEngine, says
 from tests.gateway.vocabulary import TurnWriter, byte_tokenizer
@@ -121,3 +123,11 @@ async def client(gateway: Running) -> AsyncGenerator[AsyncOpenAI, None]:
     http = httpx.AsyncClient(trust_env=False)
     async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, http_client=http) as made:
         yield made
+
+
+@pytest.fixture
+async def connection(gateway: Running) -> AsyncGenerator[Connection, None]:
+    """A connection on which a test writes what it likes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+    yield reader, writer
+    writer.close()
