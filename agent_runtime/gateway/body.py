@@ -1,4 +1,4 @@
-"""Reads a request body into a JSON object: bounded, strict, every fault a 400 or 413 with its reason."""
+"""Reads a request body into a JSON object: bounded, strict, every fault a 400, 408 or 413 with its reason."""
 
 import asyncio
 import json

@@ -92,7 +92,7 @@ async def test_an_answer_that_ends_in_order_is_not_held(
 
 
 async def test_the_real_server_has_this_kind_of_connection(settings_file: Path) -> None:
-    """Which also runs on uvloop where that is installed, and stops without waiting for who sends."""
+    """On uvloop too, where that is installed: a refusal is read, and half a request does not keep it from stopping."""
     settings = {"max_body_bytes": 1_000, "shutdown_grace_s": 120}
     async with running(write(settings_file.parent, settings)) as (process, url):
         port = int(url.rpartition(":")[2])
